@@ -1,0 +1,183 @@
+"""Loading any decoder-only transformers directory, and what identifies it to a peer.
+
+Nothing is half-loaded: a missing, unexpected or misshapen tensor, an architecture with other than full attention, or a
+directory without tokenizer.json is an error that names what is wrong. Weights come from disk only, never from a hub,
+and no remote code runs.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, PreTrainedModel
+
+from eagle_pangu.speculation.attention import TREE_ATTENTION
+from eagle_pangu.speculation.devices import Device
+
+
+class CheckpointError(Exception):
+    """A model directory that cannot serve; the text names the directory and the fault."""
+
+
+@dataclass(frozen=True)
+class Tokenizer:
+    """What a torch-free peer needs to turn text into ids and back.
+
+    Attributes:
+        json: tokenizer.json in the format of the `tokenizers` library.
+        chat_template: Jinja source; empty when the model has none.
+        special_tokens: the strings that a template may use by name (bos_token, eos_token, ...).
+    """
+
+    json: bytes
+    chat_template: str
+    special_tokens: dict[str, str]
+
+    @cached_property
+    def sha256(self) -> str:
+        """Over the parts that decide ids: vocabulary, merges, added tokens, normalizer and pre-tokenizer.
+
+        Canonical JSON, so that two copies saved by different versions of a library still agree.
+        """
+        document = json.loads(self.json)
+        deciding = {
+            key: document.get(key) for key in ("model", "added_tokens", "normalizer", "pre_tokenizer", "decoder")
+        }
+        return hashlib.sha256(json.dumps(deciding, sort_keys=True, ensure_ascii=True).encode()).hexdigest()
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A loaded model with what identifies it.
+
+    Attributes:
+        name: the directory's name; for people only.
+        vocab_size: ids that the model may emit and the tokenizer can read: padded embedding rows are left out.
+        eos_token_ids: ascending.
+        context_limit: longest sequence in tokens.
+    """
+
+    name: str
+    model: PreTrainedModel
+    tokenizer: Tokenizer
+    vocab_size: int
+    eos_token_ids: tuple[int, ...]
+    context_limit: int
+
+    @property
+    def hidden_size(self) -> int:
+        """Width of the hidden states."""
+        return int(self.model.config.hidden_size)
+
+    @property
+    def feature_width(self) -> int:
+        """Values of one token's features: low, middle and high hidden state."""
+        return 3 * self.hidden_size
+
+
+def load_checkpoint(directory: Path, dtype: torch.dtype, device: Device) -> Checkpoint:
+    """Load a transformers directory for tree-masked forwards.
+
+    Raises:
+        CheckpointError: anything that would make the model half-loaded or its output not its own.
+    """
+    config = _load_config(directory)
+    tokenizer = _load_tokenizer(directory)
+    try:
+        model, report = AutoModelForCausalLM.from_pretrained(
+            directory,
+            config=config,
+            dtype=dtype,
+            attn_implementation=TREE_ATTENTION,
+            local_files_only=True,
+            trust_remote_code=False,
+            output_loading_info=True,
+        )
+    except (OSError, ValueError, RuntimeError) as error:
+        raise CheckpointError(f"{directory}: cannot be loaded: {error}") from error
+    faults = {kind: sorted(map(str, names)) for kind, names in report.items() if names}
+    if faults:
+        raise CheckpointError(f"{directory}: tensors do not match the architecture: {faults}")
+    model = model.to(device.torch_device).eval()
+    for parameter in model.parameters():
+        parameter.requires_grad_(False)
+    # Ids past the tokenizer's last one are padding rows of the embedding: they must never be emitted.
+    known = 1 + max(_token_ids(tokenizer))
+    return Checkpoint(
+        name=directory.name,
+        model=model,
+        tokenizer=tokenizer,
+        vocab_size=min(int(config.vocab_size), known),
+        eos_token_ids=_eos_token_ids(directory, config),
+        context_limit=int(config.max_position_embeddings),
+    )
+
+
+def _load_config(directory: Path) -> Any:
+    if not (directory / "config.json").is_file():
+        raise CheckpointError(f"{directory}: expected a transformers model directory, found no config.json")
+    try:
+        config = AutoConfig.from_pretrained(directory, local_files_only=True, trust_remote_code=False)
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{directory}: config.json cannot be read: {error}") from error
+    if getattr(config, "is_encoder_decoder", False):
+        raise CheckpointError(f"{directory}: expected a decoder-only model, got {config.model_type}")
+    layer_types = set(getattr(config, "layer_types", None) or ["full_attention"])
+    if layer_types != {"full_attention"}:
+        raise CheckpointError(f"{directory}: expected full attention in every layer, got {sorted(layer_types)}")
+    return config
+
+
+def _load_tokenizer(directory: Path) -> Tokenizer:
+    path = directory / "tokenizer.json"
+    if not path.is_file():
+        raise CheckpointError(f"{directory}: expected tokenizer.json (save the tokenizer as a fast tokenizer)")
+    settings = _read_json(directory / "tokenizer_config.json")
+    template_file = directory / "chat_template.jinja"
+    template = template_file.read_text("utf-8") if template_file.is_file() else settings.get("chat_template") or ""
+    special = {}
+    for name, value in settings.items():
+        if name.endswith("_token"):
+            text = value.get("content") if isinstance(value, dict) else value
+            if isinstance(text, str):
+                special[name] = text
+    return Tokenizer(path.read_bytes(), template, special)
+
+
+def _token_ids(tokenizer: Tokenizer) -> list[int]:
+    document = json.loads(tokenizer.json)
+    vocabulary = document["model"]["vocab"]
+    # Unigram models list [piece, score] in id order; the others map text to id.
+    ids = list(vocabulary.values()) if isinstance(vocabulary, dict) else list(range(len(vocabulary)))
+    return ids + [token["id"] for token in document.get("added_tokens") or []]
+
+
+def _eos_token_ids(directory: Path, config: Any) -> tuple[int, ...]:
+    generation = _read_json(directory / "generation_config.json")
+    try:
+        eos = GenerationConfig(**generation).eos_token_id
+    except (TypeError, ValueError) as error:
+        raise CheckpointError(f"{directory}: generation_config.json cannot be read: {error}") from error
+    if eos is None:
+        eos = getattr(config, "eos_token_id", None)
+    if eos is None:
+        return ()
+    return tuple(sorted({eos} if isinstance(eos, int) else set(eos)))
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    if not path.is_file():
+        return {}
+    try:
+        document = json.loads(path.read_text("utf-8"))
+    except ValueError as error:
+        raise CheckpointError(f"{path}: not valid JSON: {error}") from error
+    if not isinstance(document, dict):
+        raise CheckpointError(f"{path}: expected a JSON object")
+    return document

@@ -1,0 +1,54 @@
+"""CUDA: cuBLAS linear layers, SDPA attention. The same interface as the CPU's."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from eagle_pangu.speculation.devices.base import Memory
+from eagle_pangu.speculation.linear import LinearKernel
+
+
+class CudaDevice:
+    """`Device` for the current CUDA device."""
+
+    name = "cuda"
+
+    def __init__(self) -> None:
+        if not torch.cuda.is_available():
+            raise RuntimeError(
+                "device cuda: torch finds no CUDA device; use device cpu, or install a CUDA build of torch"
+            )
+        self.torch_device = torch.device("cuda", torch.cuda.current_device())
+
+    def default_dtype(self) -> torch.dtype:
+        """bfloat16 from Ampere on, float16 before."""
+        return torch.bfloat16 if torch.cuda.is_bf16_supported() else torch.float16
+
+    def configure_threads(self, threads: int) -> int:
+        """Host threads matter little here; set all the same."""
+        if threads:
+            torch.set_num_threads(threads)
+        return torch.get_num_threads()
+
+    def linear_kernel(self, layer: nn.Linear) -> LinearKernel:
+        """cuBLAS as torch calls it."""
+        weight, bias = layer.weight.detach(), layer.bias.detach() if layer.bias is not None else None
+        return lambda rows: F.linear(rows, weight, bias)
+
+    def fused_attention(
+        self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, keep: torch.Tensor, scale: float
+    ) -> torch.Tensor:
+        """SDPA; its bool mask means keep."""
+        attended = F.scaled_dot_product_attention(query[None], key[None], value[None], attn_mask=keep, scale=scale)
+        return attended[0]
+
+    def synchronize(self) -> None:
+        """Wait for the current stream."""
+        torch.cuda.synchronize(self.torch_device)
+
+    def memory(self) -> Memory:
+        """Memory of the device."""
+        free, total = torch.cuda.mem_get_info(self.torch_device)
+        return Memory(total, free)

@@ -1,0 +1,253 @@
+"""A model that computes token trees over slots: what the teacher and a drafter with a model of its own share.
+
+Blocking, one thread at a time. It knows tensors, trees and slots; no session, no wire, no clock.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from eagle_pangu.speculation.attention import AttentionKernel
+from eagle_pangu.speculation.attention.kernels import bitwise_kernel, eager_kernel, fused_kernel
+from eagle_pangu.speculation.cache import Branch, CacheShape, Slot
+from eagle_pangu.speculation.checkpoints import Checkpoint
+from eagle_pangu.speculation.devices import Device
+from eagle_pangu.speculation.index_guard import IndexGuard
+from eagle_pangu.speculation.invariance import NoInvarianceError, attention_row_multiple, install_linears
+from eagle_pangu.speculation.plan import BLOCK, ForwardPlan
+from eagle_pangu.speculation.tree import TokenTree
+
+Mode = Literal["reference", "performance"]
+NumericsChoice = Literal["auto", "bitwise", "free"]
+logger = logging.getLogger(__name__)
+
+
+class Numerics(NamedTuple):
+    """How the engine computes, as resolved at its start.
+
+    dtype: "float32", "bfloat16" or "float16"; policy: "bitwise" or "free"; mode: "reference" or "performance";
+    degraded_reason: empty, or why the default is not `bitwise` here.
+    """
+
+    dtype: str
+    policy: Literal["bitwise", "free"]
+    mode: Mode
+    degraded_reason: str
+
+
+class ForwardResult(NamedTuple):
+    """What one pass gives.
+
+    logits: [rows, vocab_size] in the model's dtype, or None when not asked for.
+    features: [rows, 3 * hidden] bfloat16 hidden states at the entries of layers 2, L // 2 and L - 3, or None.
+    """
+
+    logits: torch.Tensor | None
+    features: torch.Tensor | None
+
+
+class Engine:
+    """A checkpoint ready for tree-masked forward passes.
+
+    Args:
+        checkpoint: the loaded model; its linear layers are replaced by the device's kernels.
+        device: where it computes.
+        mode: `reference` (eager or bitwise attention, every check, index guard on) or `performance`.
+        numerics: `bitwise`, `free`, or `auto` (bitwise where the probe finds an invariance class).
+        slot_capacity: most tokens of a slot.
+        max_rows: most drafted rows of a tree.
+        chunk: most prompt tokens of one prefill pass.
+        branch: how a slot keeps its branch; `replicate` is the reference.
+
+    Raises:
+        NoInvarianceError: `bitwise` was asked for and this machine cannot keep it.
+    """
+
+    def __init__(
+        self,
+        checkpoint: Checkpoint,
+        device: Device,
+        *,
+        mode: Mode = "performance",
+        numerics: NumericsChoice = "auto",
+        slot_capacity: int = 4096,
+        max_rows: int = 64,
+        chunk: int = 256,
+        branch: Branch = "shared",
+    ) -> None:
+        self.checkpoint = checkpoint
+        self.device = device
+        self.slot_capacity = slot_capacity
+        self.max_rows = max_rows
+        self.chunk = chunk
+        self._branch = branch
+        self._model: Any = checkpoint.model
+        config = self._model.config
+        self._kv_heads = int(config.num_key_value_heads)
+        self._head_dim = int(getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads)
+        self._layers = int(config.num_hidden_layers)
+        dtype = self._model.dtype
+        policy, reason, self._kernel = self._choose(numerics, mode)
+        self.numerics = Numerics(str(dtype).removeprefix("torch."), policy, mode, reason)
+        self._kv_dtype = torch.float32 if policy == "bitwise" else dtype
+        self._taps = _FeatureTaps(self._model.base_model.layers)
+
+    def _choose(self, numerics: NumericsChoice, mode: Mode) -> tuple[Literal["bitwise", "free"], str, AttentionKernel]:
+        """Install the linear layers and pick the attention; falls back to `free` only where `auto` allows it."""
+        reason = ""
+        largest = max(self.max_rows + 1, self.chunk)
+        if numerics != "free":
+            try:
+                multiple = attention_row_multiple(self._kv_heads, self._head_dim, self.device)
+                install_linears(self._model, self.device, bitwise=True, largest_rows=largest)
+            except NoInvarianceError as error:
+                if numerics == "bitwise":
+                    raise
+                reason = f"no bitwise numerics on this machine: {error}"
+            else:
+                return "bitwise", "", bitwise_kernel(multiple)
+        install_linears(self._model, self.device, bitwise=False, largest_rows=largest)
+        return "free", reason, eager_kernel() if mode == "reference" else fused_kernel(self.device)
+
+    @property
+    def cache_shape(self) -> CacheShape:
+        """What one slot stores."""
+        return CacheShape(self._layers, self._kv_heads, self._head_dim, self._kv_dtype, self.device.torch_device)
+
+    def open_slot(self, capacity: int | None = None) -> Slot:
+        """A fresh slot of `capacity` tokens, at most (and by default) the engine's slot capacity."""
+        return Slot(self.cache_shape, min(capacity or self.slot_capacity, self.slot_capacity), self._branch)
+
+    def prefill(
+        self, slot: Slot, token_ids: NDArray[np.int64], *, want_logits: bool, want_features: bool = False
+    ) -> ForwardResult:
+        """Append and commit one chunk of known tokens.
+
+        Args:
+            slot: without a branch; any branch is dropped.
+            token_ids: [n] int64, n >= 1.
+            want_logits: compute the logits of the last token: [1, vocab_size].
+            want_features: [n, 3 * hidden].
+        """
+        slot.abort()
+        chain = TokenTree(token_ids, np.maximum(np.arange(len(token_ids)) - 1, 0))
+        result = self._forward(
+            slot, chain, 0, logits_from=len(token_ids) - 1 if want_logits else None, taps=want_features
+        )
+        slot.commit_all()
+        return result
+
+    def verify(self, slot: Slot, tree: TokenTree, *, want_features: bool = False) -> ForwardResult:
+        """One pass over a whole tree at the slot's committed length; replaces any earlier branch.
+
+        Returns:
+            logits [rows, vocab_size] and, when asked for, features [rows, 3 * hidden], by tree row.
+        """
+        if self.numerics.mode == "reference":
+            tree.validate(vocab_size=self.checkpoint.vocab_size, max_rows=self.max_rows, max_depth=tree.rows)
+        slot.abort()
+        return self._forward(slot, tree, 0, logits_from=0, taps=want_features)
+
+    def grow(self, slot: Slot, tree: TokenTree, from_row: int) -> ForwardResult:
+        """One pass over rows ``from_row ...`` of a tree whose earlier rows are the slot's branch already."""
+        return self._forward(slot, tree, from_row, logits_from=0, taps=False)
+
+    def commit(self, slot: Slot, rows: Sequence[int]) -> None:
+        """Make the root and the accepted rows (path order, root left out) final."""
+        slot.commit(rows)
+
+    def abort(self, slot: Slot) -> None:
+        """Drop the branch."""
+        slot.abort()
+
+    def warm_up(self) -> None:
+        """Run the shapes that serving runs, so that no request pays for first-use work.
+
+        Under `bitwise` this is also the self-test: one tree is compared, bit by bit, with one-by-one decoding.
+
+        Raises:
+            NoInvarianceError: the self-test failed.
+        """
+        slot = self.open_slot(self.chunk + BLOCK)
+        prompt = np.arange(min(BLOCK + 3, self.chunk), dtype=np.int64) % self.checkpoint.vocab_size
+        self.prefill(slot, prompt, want_logits=True, want_features=True)
+        tree = TokenTree.build([1, 2, 3, 4, 5, 6, 7], [0, 0, 0, 1, 3, 2, 4])
+        tree = TokenTree(tree.token_ids % self.checkpoint.vocab_size, tree.parents)
+        together = self.verify(slot, tree).logits
+        assert together is not None
+        if self.numerics.policy != "bitwise":
+            return
+        for row, depth in enumerate(tree.depth):
+            slot.truncate(len(prompt))
+            alone = None
+            for ancestor in tree.ancestors[row, : depth + 1]:
+                alone = self.prefill(slot, tree.token_ids[ancestor : ancestor + 1], want_logits=True).logits
+            assert alone is not None
+            if not torch.equal(alone[0], together[row]):
+                raise NoInvarianceError(f"self-test: row {row} of a tree differs from one-by-one decoding")
+
+    def _forward(
+        self, slot: Slot, tree: TokenTree, first_row: int, *, logits_from: int | None, taps: bool
+    ) -> ForwardResult:
+        plan = ForwardPlan(tree, slot.committed_length, first_row, self.device.torch_device)
+        slot.begin(first_row, tree.rows)
+        checks = IndexGuard() if self.numerics.mode == "reference" else nullcontext()
+        with torch.inference_mode(), checks, self._taps.recording(taps) as features:
+            if self.numerics.policy == "bitwise" and plan.is_chain:
+                slot.clear_values(plan.columns, plan.full_columns + plan.tail_columns)
+            arguments = {
+                "input_ids": plan.input_ids,
+                "position_ids": plan.position_ids,
+                "cache": slot,
+                "use_cache": True,
+                "plan": plan,
+                "kernel": self._kernel,
+            }
+            if logits_from is None:
+                self._model.base_model(**arguments)
+                logits = None
+            else:
+                output = self._model(logits_to_keep=plan.rows - logits_from, **arguments)
+                logits = output.logits[0, :, : self.checkpoint.vocab_size]
+        return ForwardResult(logits, torch.cat(features, dim=-1) if taps else None)
+
+
+class _FeatureTaps:
+    """Hidden states at the entries of three layers, recorded only while asked for.
+
+    Layers 2, L // 2 and L - 3, as EAGLE-3 heads expect; a model of fewer layers repeats the nearest one.
+    """
+
+    def __init__(self, layers: Sequence[torch.nn.Module]) -> None:
+        count = len(layers)
+        self._places = [min(max(index, 0), count - 1) for index in (2, count // 2, count - 3)]
+        self._seen: dict[int, torch.Tensor] | None = None
+        for index in set(self._places):
+            layers[index].register_forward_pre_hook(self._hook(index), with_kwargs=True)
+
+    def _hook(self, index: int) -> Any:
+        def record(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            if self._seen is not None:
+                hidden = args[0] if args else kwargs["hidden_states"]
+                self._seen[index] = hidden[0].to(torch.bfloat16)
+
+        return record
+
+    @contextmanager
+    def recording(self, wanted: bool) -> Iterator[list[torch.Tensor]]:
+        """Yields the list that holds [rows, hidden] of each place once the pass is over."""
+        features: list[torch.Tensor] = []
+        self._seen = {} if wanted else None
+        try:
+            yield features
+            if self._seen is not None:
+                features.extend(self._seen[index] for index in self._places)
+        finally:
+            self._seen = None

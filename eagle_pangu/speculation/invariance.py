@@ -1,0 +1,103 @@
+"""The start-up probe of the `bitwise` policy: what on this machine leaves a row's bits alone.
+
+Two things are measured for the loaded model, at its shapes and thread count: each linear layer's invariance class of
+row counts, and the row multiple at which the small products of the attention agree. Where either has none, `bitwise`
+cannot be kept, and the caller is told why.
+"""
+
+from __future__ import annotations
+
+from itertools import product
+
+import torch
+from torch import nn
+
+from eagle_pangu.speculation.devices import Device
+from eagle_pangu.speculation.linear import InvariantLinear, KernelLinear, probe_row_counts
+from eagle_pangu.speculation.plan import BLOCK
+
+ROW_MULTIPLES = (4, 8, 16)
+"""Candidates for the attention's products; one to three rows go through a matrix-vector kernel on common libraries."""
+
+
+class NoInvarianceError(Exception):
+    """This machine offers no class of row counts for some shape; the text names it."""
+
+
+def install_linears(model: nn.Module, device: Device, *, bitwise: bool, largest_rows: int) -> None:
+    """Put the device's linear kernel in the place of every `nn.Linear` of the model.
+
+    Args:
+        model: an unmodified transformers model; its linear weights are given up to the kernels.
+        device: whose kernels.
+        bitwise: probe each layer shape and hold the layer to its class.
+        largest_rows: most rows that one pass computes; the probe tries no more.
+
+    Raises:
+        NoInvarianceError: `bitwise` is asked for and a layer shape has no class of at least `REFERENCE_ROWS` rows.
+    """
+    classes: dict[tuple[int, int, torch.dtype], tuple[int, ...]] = {}
+    kernels: dict[int, KernelLinear] = {}
+    for module in list(model.modules()):
+        for name, layer in list(module.named_children()):
+            if type(layer) is not nn.Linear:
+                continue
+            if id(layer) not in kernels:
+                kernels[id(layer)] = _replacement(layer, device, classes, bitwise=bitwise, largest_rows=largest_rows)
+            setattr(module, name, kernels[id(layer)])
+
+
+def _replacement(
+    layer: nn.Linear,
+    device: Device,
+    classes: dict[tuple[int, int, torch.dtype], tuple[int, ...]],
+    *,
+    bitwise: bool,
+    largest_rows: int,
+) -> KernelLinear:
+    kernel = device.linear_kernel(layer)
+    if not bitwise:
+        return KernelLinear(kernel, layer.in_features, layer.out_features, layer.weight.dtype)
+    key = (layer.in_features, layer.out_features, layer.weight.dtype)
+    if key not in classes:
+        classes[key] = probe_row_counts(
+            kernel, layer.in_features, layer.weight.dtype, device.torch_device, largest_rows
+        )
+        if len(classes[key]) < 2:
+            raise NoInvarianceError(f"linear layer {key[0]} -> {key[1]} in {key[2]}: bits depend on the row count")
+    return InvariantLinear(kernel, layer.in_features, layer.out_features, layer.weight.dtype, classes[key])
+
+
+def attention_row_multiple(kv_heads: int, head_dim: int, device: Device) -> int:
+    """The smallest tried multiple at which the attention's products give a row the same bits in any company.
+
+    Tries scores (inner length `head_dim`, several column counts) and weighted sums (inner length `BLOCK`), at batch
+    sizes from one KV head up and at every multiple up to 64 rows, against 64 rows.
+
+    Raises:
+        NoInvarianceError: no multiple holds.
+    """
+    generator = torch.Generator().manual_seed(0)
+    batches = sorted({1, 2, kv_heads, 4 * kv_heads, 17 * kv_heads})
+    rows = torch.randn(batches[-1], 64, max(head_dim, BLOCK), generator=generator).to(device.torch_device)
+    keys = torch.randn(batches[-1], 8 * BLOCK, head_dim, generator=generator).to(device.torch_device)
+
+    def scores(batch: int, count: int, columns: int) -> torch.Tensor:
+        return torch.bmm(rows[:batch, :count, :head_dim].contiguous(), keys[:batch, :columns].transpose(1, 2))
+
+    def sums(batch: int, count: int) -> torch.Tensor:
+        return torch.bmm(rows[:batch, :count, :BLOCK].contiguous(), keys[:batch, :BLOCK])
+
+    reference_scores, reference_sums = scores(batches[-1], 64, 8 * BLOCK), sums(batches[-1], 64)
+    for multiple in ROW_MULTIPLES:
+        counts = range(multiple, 65, multiple)
+        if all(
+            torch.equal(sums(batch, count), reference_sums[:batch, :count])
+            and all(
+                torch.equal(scores(batch, count, columns), reference_scores[:batch, :count, :columns])
+                for columns in (BLOCK, 3 * BLOCK, 8 * BLOCK)
+            )
+            for batch, count in product(batches, counts)
+        ):
+            return multiple
+    raise NoInvarianceError(f"attention products at head_dim {head_dim}: bits depend on the row count")

@@ -1,0 +1,89 @@
+"""Linear layers whose output bits do not depend on how many rows are computed together.
+
+A matrix library chooses its kernel by the row count, and kernels sum in different orders. The row counts that were
+*measured* to give a row the same bits form its invariance class; `InvariantLinear` runs any number of rows through
+counts of that class only. It knows nothing of trees or models.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Callable, Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+LinearKernel = Callable[[torch.Tensor], torch.Tensor]
+"""[rows, in_features] -> [rows, out_features], any rows >= 1, same dtype."""
+
+PROBED_ROWS = (*range(1, 33), *range(40, 129, 8), 160, 192, 256)
+"""Row counts that the probe tries. Only counts that were tried are ever used, so nothing is extrapolated."""
+
+REFERENCE_ROWS = 16
+"""The class is the one that holds this count: a tree of the default size costs about what one row costs."""
+
+
+class KernelLinear(nn.Module):
+    """A linear layer that runs a device's kernel; takes the place of an `nn.Linear` in an unmodified model."""
+
+    def __init__(self, kernel: LinearKernel, in_features: int, out_features: int, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.kernel = kernel
+        self.in_features = in_features
+        self.out_features = out_features
+        # Some model code asks a projection for its weight's dtype; the kernel keeps its own (perhaps packed) copy.
+        self.register_buffer("weight", torch.empty(0, dtype=dtype), persistent=False)
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        """[..., in_features] -> [..., out_features]."""
+        rows = inputs.reshape(-1, self.in_features)
+        return self.compute(rows).view(*inputs.shape[:-1], self.out_features)
+
+    def compute(self, rows: torch.Tensor) -> torch.Tensor:
+        """[rows, in_features] -> [rows, out_features]."""
+        return self.kernel(rows)
+
+
+class InvariantLinear(KernelLinear):
+    """A `KernelLinear` held to the row counts of one invariance class."""
+
+    def __init__(
+        self,
+        kernel: LinearKernel,
+        in_features: int,
+        out_features: int,
+        dtype: torch.dtype,
+        row_counts: Sequence[int],
+    ) -> None:
+        super().__init__(kernel, in_features, out_features, dtype)
+        self.row_counts = tuple(row_counts)
+        self._members = frozenset(row_counts)
+
+    def compute(self, rows: torch.Tensor) -> torch.Tensor:
+        """As the base, in blocks of counts that belong to the class; rows of zeros fill the last block up."""
+        count = rows.shape[0]
+        if count in self._members:
+            return self.kernel(rows)
+        largest = self.row_counts[-1]
+        if count > largest:
+            return torch.cat([self.compute(block) for block in torch.split(rows, largest)])
+        padded = self.row_counts[bisect_left(self.row_counts, count)]
+        return self.kernel(F.pad(rows, (0, 0, 0, padded - count)))[:count]
+
+
+def probe_row_counts(
+    kernel: LinearKernel, in_features: int, dtype: torch.dtype, device: torch.device, largest: int
+) -> tuple[int, ...]:
+    """The tried row counts, at most `largest`, that give every row the same bits as `REFERENCE_ROWS` rows do.
+
+    Kernels are chosen by shape and thread count, never by value, so random rows speak for all
+    (`numerics` measurements: row position never mattered at a fixed count).
+    """
+    generator = torch.Generator().manual_seed(0)
+    rows = torch.randn(PROBED_ROWS[-1], in_features, generator=generator).to(device=device, dtype=dtype)
+    blocks = [kernel(block) for block in torch.split(rows, REFERENCE_ROWS)]
+    reference = torch.cat(blocks)
+    return tuple(
+        count for count in PROBED_ROWS if count <= largest and torch.equal(kernel(rows[:count]), reference[:count])
+    )

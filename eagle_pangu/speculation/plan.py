@@ -1,0 +1,104 @@
+"""Where the rows of one forward pass stand and what each may see, as tensors that every layer shares.
+
+Built once a pass from the host-side tree; attention functions read it, the model never does. All indices are legal by
+construction (DESIGN §3): masked entries point at a slot that holds written KV.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from eagle_pangu.speculation.tree import TokenTree
+
+BLOCK = 64
+"""Columns of one block of the bitwise attention (numerics: B). Blocks lie at absolute positions."""
+
+
+@dataclass(frozen=True, eq=False)
+class ForwardPlan:
+    """One pass over rows ``first_row ...`` of a tree that stands on `committed` final tokens of one slot.
+
+    Row i of the tree lies at cache column ``committed + i``; its position is ``committed + depth[i]``.
+    """
+
+    tree: TokenTree
+    committed: int
+    first_row: int
+    device: torch.device
+
+    @property
+    def rows(self) -> int:
+        """Rows computed in this pass."""
+        return self.tree.rows - self.first_row
+
+    @property
+    def columns(self) -> int:
+        """Cache columns in use once this pass has written its rows."""
+        return self.committed + self.tree.rows
+
+    @cached_property
+    def is_chain(self) -> bool:
+        """Each row's parent is the row before it: cache order is path order, as in prefill and plain decoding."""
+        return bool((self.tree.depth == np.arange(self.tree.rows)).all())
+
+    @cached_property
+    def input_ids(self) -> torch.Tensor:
+        """[1, rows] int64."""
+        return self._tensor(self.tree.token_ids[self.first_row :])[None]
+
+    @cached_property
+    def position_ids(self) -> torch.Tensor:
+        """[1, rows] int64."""
+        return self._tensor(self.committed + self.tree.depth[self.first_row :])[None]
+
+    @cached_property
+    def keep(self) -> torch.Tensor:
+        """[rows, columns] bool: the committed prefix, a row's ancestors and itself."""
+        keep = np.ones((self.rows, self.columns), dtype=np.bool_)
+        keep[:, self.committed :] = self.tree.mask[self.first_row :]
+        return self._tensor(keep)
+
+    # What follows serves the bitwise attention alone.
+
+    @property
+    def full_columns(self) -> int:
+        """Columns in blocks that every row sees whole (numerics: n0)."""
+        return self.committed // BLOCK * BLOCK
+
+    @cached_property
+    def tail_columns(self) -> int:
+        """Columns after `full_columns` in path order, up to the deepest row, filled up to whole blocks (T)."""
+        deepest = self.committed + int(self.tree.depth.max()) + 1
+        return -(-(deepest - self.full_columns) // BLOCK) * BLOCK
+
+    @cached_property
+    def tail_index(self) -> torch.Tensor:
+        """[rows, tail_columns] int64 cache column, counted from `full_columns`, of each position of a row's path.
+
+        Entries past a row's own position point at the root's column, which is always written.
+        """
+        return self._tensor(self._tail_index)
+
+    @cached_property
+    def _tail_index(self) -> NDArray[np.int64]:
+        rest = self.committed - self.full_columns
+        deepest = self.tree.ancestors.shape[1]
+        index = np.full((self.rows, self.tail_columns), rest, dtype=np.int64)
+        index[:, :rest] = np.arange(rest)
+        index[:, rest : rest + deepest] = rest + self.tree.ancestors[self.first_row :]
+        return index
+
+    @cached_property
+    def tail_hidden(self) -> torch.Tensor:
+        """[rows, tail_columns] bool: True past a row's own position."""
+        positions = self.full_columns + np.arange(self.tail_columns)
+        own = self.committed + self.tree.depth[self.first_row :]
+        return self._tensor(positions[None, :] > own[:, None])
+
+    def _tensor(self, array: NDArray[np.int64] | NDArray[np.bool_]) -> torch.Tensor:
+        return torch.from_numpy(np.ascontiguousarray(array)).to(self.device)

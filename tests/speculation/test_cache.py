@@ -1,0 +1,84 @@
+"""The branchable cache alone: what moves, what does not, and what is refused."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from eagle_pangu.speculation.cache import CacheShape, Slot
+
+SHAPE = CacheShape(layers=2, kv_heads=2, head_dim=4, dtype=torch.float32, device=torch.device("cpu"))
+
+
+def write(slot: Slot, rows: int, first_row: int = 0, base: float = 0.0) -> None:
+    """Write rows whose K holds base + row number, and whose V holds the negative of it."""
+    slot.begin(first_row, rows)
+    numbers = torch.arange(first_row, rows, dtype=torch.float32) + base
+    states = numbers[None, None, :, None].expand(1, SHAPE.kv_heads, -1, SHAPE.head_dim)
+    for layer in range(SHAPE.layers):
+        slot.update(states, -states, layer)
+
+
+def keys(slot: Slot) -> list[float]:
+    assert torch.equal(slot._main.keys, -slot._main.values)
+    return slot._main.keys[1, 1, : slot.committed_length, 0].tolist()
+
+
+@pytest.mark.parametrize("branch", ["shared", "replicate"])
+@pytest.mark.parametrize("path", [[], [1], [1, 2], [2], [2, 3], [1, 3], [4]])
+def test_commit_gathers_the_accepted_path_behind_the_root(branch: str, path: list[int]) -> None:
+    slot = Slot(SHAPE, 64, branch)
+    write(slot, 3, base=100)
+    slot.commit_all()
+    write(slot, 5, base=200)
+    slot.commit(path)
+    assert keys(slot) == [100, 101, 102, 200, *(200 + row for row in path)]
+    assert slot.branch_rows == 0
+
+
+def test_a_replicated_branch_never_touches_the_main_cache_before_commit() -> None:
+    slot = Slot(SHAPE, 64, "replicate")
+    write(slot, 3, base=100)
+    slot.commit_all()
+    before = slot._main.keys.clone()
+    write(slot, 5, base=200)
+    assert torch.equal(slot._main.keys, before)
+
+
+def test_a_dense_path_moves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    slot = Slot(SHAPE, 64)
+    write(slot, 5)
+    monkeypatch.setattr(slot, "_gather", lambda *args: pytest.fail("moved KV for a dense path"))
+    slot.commit([1, 2, 3])
+    assert slot.committed_length == 4
+
+
+@pytest.mark.parametrize("rows", [[0], [5], [1, 9], [-1]])
+def test_rows_outside_the_branch_cannot_be_committed(rows: list[int]) -> None:
+    slot = Slot(SHAPE, 64)
+    write(slot, 5)
+    with pytest.raises(ValueError, match="expected rows in"):
+        slot.commit(rows)
+    assert slot.committed_length == 0
+
+
+def test_commit_without_a_branch_is_refused() -> None:
+    with pytest.raises(ValueError, match="no branch"):
+        Slot(SHAPE, 64).commit([])
+
+
+def test_truncate_forgets_committed_tokens_only_within_the_slot() -> None:
+    slot = Slot(SHAPE, 64)
+    write(slot, 6)
+    slot.commit_all()
+    slot.truncate(2)
+    assert keys(slot) == [0, 1]
+    with pytest.raises(ValueError, match="expected a length"):
+        slot.truncate(3)
+
+
+def test_growth_must_continue_the_branch() -> None:
+    slot = Slot(SHAPE, 64)
+    write(slot, 2)
+    with pytest.raises(ValueError, match="does not continue"):
+        slot.begin(3, 4)
