@@ -98,6 +98,8 @@ def load_checkpoint(directory: Path, dtype: torch.dtype, device: Device) -> Chec
             local_files_only=True,
             trust_remote_code=False,
             output_loading_info=True,
+            # Not to accept them: so that the report names them, below.
+            ignore_mismatched_sizes=True,
         )
     except (OSError, ValueError, RuntimeError) as error:
         raise CheckpointError(f"{directory}: cannot be loaded: {error}") from error

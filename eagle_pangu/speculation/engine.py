@@ -102,18 +102,18 @@ class Engine:
     def _choose(self, numerics: NumericsChoice, mode: Mode) -> tuple[Literal["bitwise", "free"], str, AttentionKernel]:
         """Install the linear layers and pick the attention; falls back to `free` only where `auto` allows it."""
         reason = ""
-        largest = max(self.max_rows + 1, self.chunk)
+        rows = {"tree_rows": self.max_rows + 1, "chunk": self.chunk}
         if numerics != "free":
             try:
                 multiple = attention_row_multiple(self._kv_heads, self._head_dim, self.device)
-                install_linears(self._model, self.device, bitwise=True, largest_rows=largest)
+                install_linears(self._model, self.device, bitwise=True, **rows)
             except NoInvarianceError as error:
                 if numerics == "bitwise":
                     raise
                 reason = f"no bitwise numerics on this machine: {error}"
             else:
                 return "bitwise", "", bitwise_kernel(multiple)
-        install_linears(self._model, self.device, bitwise=False, largest_rows=largest)
+        install_linears(self._model, self.device, bitwise=False, **rows)
         return "free", reason, eager_kernel() if mode == "reference" else fused_kernel(self.device)
 
     @property

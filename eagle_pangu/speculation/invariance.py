@@ -11,6 +11,7 @@ from itertools import product
 
 import torch
 from torch import nn
+from transformers import PreTrainedModel
 
 from eagle_pangu.speculation.devices import Device
 from eagle_pangu.speculation.linear import InvariantLinear, KernelLinear, probe_row_counts
@@ -24,26 +25,29 @@ class NoInvarianceError(Exception):
     """This machine offers no class of row counts for some shape; the text names it."""
 
 
-def install_linears(model: nn.Module, device: Device, *, bitwise: bool, largest_rows: int) -> None:
+def install_linears(model: PreTrainedModel, device: Device, *, bitwise: bool, tree_rows: int, chunk: int) -> None:
     """Put the device's linear kernel in the place of every `nn.Linear` of the model.
 
     Args:
         model: an unmodified transformers model; its linear weights are given up to the kernels.
         device: whose kernels.
         bitwise: probe each layer shape and hold the layer to its class.
-        largest_rows: most rows that one pass computes; the probe tries no more.
+        tree_rows: most rows whose logits one pass computes; the probe of the output layer tries no more.
+        chunk: most rows of one pass; the probe of the other layers tries no more.
 
     Raises:
         NoInvarianceError: `bitwise` is asked for and a layer shape has no class of at least `REFERENCE_ROWS` rows.
     """
     classes: dict[tuple[int, int, torch.dtype], tuple[int, ...]] = {}
     kernels: dict[int, KernelLinear] = {}
+    head = model.get_output_embeddings()
     for module in list(model.modules()):
         for name, layer in list(module.named_children()):
             if type(layer) is not nn.Linear:
                 continue
             if id(layer) not in kernels:
-                kernels[id(layer)] = _replacement(layer, device, classes, bitwise=bitwise, largest_rows=largest_rows)
+                largest = tree_rows if layer is head else max(tree_rows, chunk)
+                kernels[id(layer)] = _replacement(layer, device, classes, bitwise=bitwise, largest_rows=largest)
             setattr(module, name, kernels[id(layer)])
 
 

@@ -17,7 +17,7 @@ from torch import nn
 LinearKernel = Callable[[torch.Tensor], torch.Tensor]
 """[rows, in_features] -> [rows, out_features], any rows >= 1, same dtype."""
 
-PROBED_ROWS = (*range(1, 33), *range(40, 129, 8), 160, 192, 256)
+PROBED_ROWS = (*range(1, 18), 20, 24, 28, 32, 33, 40, 48, 64, 65, 96, 128, 192, 256)
 """Row counts that the probe tries. Only counts that were tried are ever used, so nothing is extrapolated."""
 
 REFERENCE_ROWS = 16
