@@ -92,6 +92,7 @@ class Engine:
         config = self._model.config
         self._kv_heads = int(config.num_key_value_heads)
         self._head_dim = int(getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads)
+        self._group = int(config.num_attention_heads) // self._kv_heads
         self._layers = int(config.num_hidden_layers)
         dtype = self._model.dtype
         policy, reason, self._kernel = self._choose(numerics, mode)
@@ -196,7 +197,7 @@ class Engine:
     def _forward(
         self, slot: Slot, tree: TokenTree, first_row: int, *, logits_from: int | None, taps: bool
     ) -> ForwardResult:
-        plan = ForwardPlan(tree, slot.committed_length, first_row, self.device.torch_device)
+        plan = ForwardPlan(tree, slot.committed_length, first_row, self._group, self.device.torch_device)
         slot.begin(first_row, tree.rows)
         checks = IndexGuard() if self.numerics.mode == "reference" else nullcontext()
         with torch.inference_mode(), checks, self._taps.recording(taps) as features:

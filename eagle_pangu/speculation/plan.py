@@ -23,12 +23,14 @@ BLOCK = 64
 class ForwardPlan:
     """One pass over rows ``first_row ...`` of a tree that stands on `committed` final tokens of one slot.
 
-    Row i of the tree lies at cache column ``committed + i``; its position is ``committed + depth[i]``.
+    Row i of the tree lies at cache column ``committed + i``; its position is ``committed + depth[i]``. `group` query heads
+    share a KV head; attention stacks them below each other, so masks repeat each row that often.
     """
 
     tree: TokenTree
     committed: int
     first_row: int
+    group: int
     device: torch.device
 
     @property
@@ -58,10 +60,10 @@ class ForwardPlan:
 
     @cached_property
     def keep(self) -> torch.Tensor:
-        """[rows, columns] bool: the committed prefix, a row's ancestors and itself."""
+        """[rows * group, columns] bool: the committed prefix, a row's ancestors and itself."""
         keep = np.ones((self.rows, self.columns), dtype=np.bool_)
         keep[:, self.committed :] = self.tree.mask[self.first_row :]
-        return self._tensor(keep)
+        return self._tensor(keep.repeat(self.group, axis=0))
 
     # What follows serves the bitwise attention alone.
 
@@ -95,10 +97,10 @@ class ForwardPlan:
 
     @cached_property
     def tail_hidden(self) -> torch.Tensor:
-        """[rows, tail_columns] bool: True past a row's own position."""
+        """[rows * group, tail_columns] bool: True past a row's own position."""
         positions = self.full_columns + np.arange(self.tail_columns)
         own = self.committed + self.tree.depth[self.first_row :]
-        return self._tensor(positions[None, :] > own[:, None])
+        return self._tensor((positions[None, :] > own[:, None]).repeat(self.group, axis=0))
 
     def _tensor(self, array: NDArray[np.int64] | NDArray[np.bool_]) -> torch.Tensor:
         return torch.from_numpy(np.ascontiguousarray(array)).to(self.device)

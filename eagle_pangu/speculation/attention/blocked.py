@@ -51,8 +51,7 @@ def _chain(scores: torch.Tensor, value: torch.Tensor, plan: ForwardPlan, rows: i
     kv_heads, stacked, _ = scores.shape
     end = plan.full_columns + plan.tail_columns
     scores = scores[:, :, :end]
-    hidden = plan.tail_hidden.repeat_interleave(group, dim=0)
-    scores[:, : rows * group, plan.full_columns :].masked_fill_(hidden, float("-inf"))
+    scores[:, : rows * group, plan.full_columns :].masked_fill_(plan.tail_hidden, float("-inf"))
     weights = (scores - scores.amax(dim=-1, keepdim=True)).exp_()
     total = _in_order(weights.view(kv_heads, stacked, -1, BLOCK).sum(dim=-1), dim=2)
     attended = _in_order(_block_products(weights, value[:, :end]), dim=1)
@@ -67,7 +66,7 @@ def _tree(
     full, tail = plan.full_columns, plan.tail_columns
     index = plan.tail_index[None, :, None].expand(kv_heads, rows, group, tail)
     tail_scores = scores[:, : rows * group, full:].reshape(kv_heads, rows, group, columns - full).gather(-1, index)
-    tail_scores.masked_fill_(plan.tail_hidden[:, None], float("-inf"))
+    tail_scores.masked_fill_(plan.tail_hidden.view(rows, group, tail), float("-inf"))
     highest = tail_scores.amax(dim=-1, keepdim=True)
     if full:
         shared = scores[:, :, :full]

@@ -41,9 +41,8 @@ def _masked(attention: MaskedAttention) -> AttentionKernel:
         query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, plan: ForwardPlan, scale: float
     ) -> torch.Tensor:
         kv_heads, rows, group, head_dim = query.shape
-        keep = plan.keep.repeat_interleave(group, dim=0)
         stacked = query.reshape(kv_heads, rows * group, head_dim)
-        attended = attention(stacked, key[:, : plan.columns], value[:, : plan.columns], keep, scale)
+        attended = attention(stacked, key[:, : plan.columns], value[:, : plan.columns], plan.keep, scale)
         return attended.view(kv_heads, rows, group, head_dim)
 
     return run

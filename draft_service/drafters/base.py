@@ -1,0 +1,113 @@
+"""What a drafter is: a way of proposing token trees for a sequence that the teacher is writing.
+
+A drafter belongs to the process and may hold a model; a draft session belongs to one sequence and holds what the
+drafter remembers of it. Everything here blocks and is called from one thread at a time, that of the drafter; nothing
+here knows of gRPC, epochs or rounds. Whatever a drafter proposes, the teacher decides: a bad proposal costs speed,
+never a token.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from eagle_pangu.speculation.tree import TokenTree
+
+
+class DrafterError(Exception):
+    """A drafter cannot be loaded, for a reason that the operator can mend; the text names the setting."""
+
+
+class Budget(NamedTuple):
+    """The most that one tree may hold.
+
+    rows: drafted rows, the root not counted; depth: of the deepest drafted row.
+    """
+
+    rows: int
+    depth: int
+
+
+class ModelIdentity(NamedTuple):
+    """The model behind a drafter, as far as its ids must be the teacher's.
+
+    model: name, informative; tokenizer_sha256: lower-case hex; vocab_size: number of ids; eos_token_ids: ascending.
+    """
+
+    model: str
+    tokenizer_sha256: str
+    vocab_size: int
+    eos_token_ids: tuple[int, ...]
+
+
+class DraftSession(Protocol):
+    """What a drafter remembers of one sequence. The last token of the sequence is the root of the next tree."""
+
+    def extend(self, token_ids: Sequence[int]) -> None:
+        """Append tokens that the teacher decided: those of an earlier proposal, or any others. Cheap."""
+        ...
+
+    def read_features(self, start: int, features: NDArray[np.uint16]) -> None:
+        """Take the teacher's features of consecutive tokens; called only where the drafter needs them, without gaps.
+
+        They may run ahead of `extend`: features of a round's tokens come with the verdict that decides those tokens.
+
+        Args:
+            start: position of the first token described, 0 the first prompt token.
+            features: [tokens, feature_width] bits of bfloat16 values.
+        """
+        ...
+
+    def advance(self) -> bool:
+        """Do one bounded piece of the work that is pending (a chunk of the prompt); True while more is left.
+
+        `propose` does whatever is still pending; calling this between messages takes it off the path of a round.
+        """
+        ...
+
+    def propose(self, budget: Budget) -> TokenTree:
+        """A tree within the budget, with scores; the root alone when there is nothing to propose.
+
+        The same sequence and budget give the same tree, whatever was proposed before.
+        """
+        ...
+
+    def close(self) -> None:
+        """Free what the session holds; nothing is called afterwards."""
+        ...
+
+
+class Drafter(Protocol):
+    """One way of drafting, shared by many sessions."""
+
+    @property
+    def name(self) -> str:
+        """Name on the wire."""
+        ...
+
+    @property
+    def needs_features(self) -> bool:
+        """The drafter reads the teacher's features."""
+        ...
+
+    @property
+    def context_limit(self) -> int:
+        """Longest sequence it can read, in tokens, past which proposals hold the root alone; 0: no limit."""
+        ...
+
+    @property
+    def identity(self) -> ModelIdentity | None:
+        """Its model; None where any teacher's ids will do."""
+        ...
+
+    def open(self, prompt: Sequence[int], max_budget: Budget) -> DraftSession:
+        """Begin a sequence. Quick: reading the prompt is left to `DraftSession.advance`.
+
+        Args:
+            prompt: >= 1 ids, valid for the teacher.
+            max_budget: the largest that `propose` will be given.
+        """
+        ...

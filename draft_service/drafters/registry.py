@@ -1,0 +1,41 @@
+"""The drafters by name. A new one is a module beside this one and a line in the registry.
+
+A drafter that holds a model is imported when it is loaded, so that a draft service without one needs no torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+from draft_service.drafters.base import Drafter
+from draft_service.drafters.ngram import NgramDrafter
+from eagle_pangu.serving.settings import DraftSettings
+
+
+class Entry(NamedTuple):
+    """configured: the settings hold what the drafter needs. load: blocking; may raise DrafterError."""
+
+    configured: Callable[[DraftSettings], bool]
+    load: Callable[[DraftSettings], Drafter]
+
+
+def _load_ngram(settings: DraftSettings) -> Drafter:
+    return NgramDrafter(settings.ngram_min, settings.ngram_max, settings.ngram_matches)
+
+
+def _load_standalone(settings: DraftSettings) -> Drafter:
+    from draft_service.drafters.standalone import load_standalone
+
+    return load_standalone(settings)
+
+
+DRAFTERS: dict[str, Entry] = {
+    "ngram": Entry(lambda settings: True, _load_ngram),
+    "standalone": Entry(lambda settings: bool(settings.model), _load_standalone),
+}
+
+
+def offered(settings: DraftSettings) -> list[str]:
+    """Names of the drafters that these settings allow, in the order of the registry."""
+    return [name for name, entry in DRAFTERS.items() if entry.configured(settings)]

@@ -1,0 +1,84 @@
+"""The draft service's life: load the drafters, serve, drain, stop. The entry point of its container."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import grpc.aio
+
+from draft_service.drafters.base import Budget, DrafterError
+from draft_service.drafters.registry import DRAFTERS, offered
+from draft_service.executor import Worker
+from draft_service.service import Desk, DraftServicer
+from draft_service.slots import Slots
+from eagle_pangu.serving.bootstrap import StartError, run_service
+from eagle_pangu.serving.logs import get_logger
+from eagle_pangu.serving.settings import DraftSettings
+from protos.v1 import draft_pb2, draft_pb2_grpc
+
+log = get_logger(__name__)
+
+
+class DraftService:
+    """What the bootstrap runs.
+
+    Args:
+        settings: the service's section.
+    """
+
+    service_names = (draft_pb2.DESCRIPTOR.services_by_name["DraftService"].full_name,)
+
+    def __init__(self, settings: DraftSettings) -> None:
+        self._settings = settings
+        self._desks: dict[str, Desk] = {}
+        self._slots = Slots(settings.slots)
+
+    def register(self, server: grpc.aio.Server) -> None:
+        """Add the servicer."""
+        settings = self._settings
+        default = "" if settings.drafter == "none" else settings.drafter
+        most = Budget(settings.max_rows, settings.max_depth)
+        servicer = DraftServicer(self._desks, default, self._slots, most)
+        draft_pb2_grpc.add_DraftServiceServicer_to_server(servicer, server)
+
+    async def start(self) -> None:
+        """Load every drafter that the settings allow, each on its own thread.
+
+        Raises:
+            StartError: a drafter cannot be loaded, or the default one is not among them.
+        """
+        settings = self._settings
+        names = offered(settings)
+        if settings.drafter not in ("none", *names):
+            raise StartError(
+                f"draft.drafter: expected one of {', '.join(names)} (a drafter with a model needs draft.model), "
+                f"got {settings.drafter!r}"
+            )
+        for name in names:
+            worker = Worker(name)
+            try:
+                drafter = await worker.run(partial(DRAFTERS[name].load, settings))
+            except DrafterError as error:
+                await worker.close()
+                raise StartError(str(error)) from error
+            self._desks[name] = Desk(drafter, worker)
+        log.info("drafters loaded", drafters=names, default_drafter=settings.drafter)
+
+    async def drained(self) -> None:
+        """Return once no session runs."""
+        await self._slots.idle()
+
+    async def stop(self) -> None:
+        """End the threads, once every session has handed its last work to them."""
+        await self._slots.idle()
+        for desk in self._desks.values():
+            await desk.worker.close()
+
+
+def main() -> None:
+    """Console script `eagle-pangu-draft`."""
+    run_service("eagle-pangu-draft", lambda settings: DraftService(settings.draft), "draft")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,165 @@
+"""The gRPC face of the drafters: parse, validate, call, convert.
+
+What it raises becomes a status in `eagle_pangu.serving.errors`; a bad message after the open is answered in band, and
+its session goes on. The stream is the session: however it ends, the slot is free again. It computes nothing itself.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from functools import partial
+from typing import Any, NamedTuple, TypeAlias
+
+import structlog
+from google.protobuf.message import DecodeError
+from grpc.aio import ServicerContext
+
+from draft_service import messages
+from draft_service.drafters.base import Budget, Drafter
+from draft_service.executor import Worker
+from draft_service.opening import Opening
+from draft_service.session import Question, Session
+from draft_service.slots import Slots
+from eagle_pangu.serving.errors import FailedPreconditionError, NotFoundError
+from eagle_pangu.serving.logs import get_logger
+from eagle_pangu.speculation.tree import TokenTree
+from protos.codec import decode_features
+from protos.errors import InvalidFieldError, StaleMessageError
+from protos.v1 import draft_pb2, draft_pb2_grpc, tree_pb2
+
+log = get_logger(__name__)
+
+Requests = AsyncIterator[draft_pb2.ProposeRequest]
+Responses = AsyncIterator[draft_pb2.ProposeResponse]
+Context: TypeAlias = "ServicerContext[Any, Any]"
+
+
+class Desk(NamedTuple):
+    """A drafter and the thread that alone calls it."""
+
+    drafter: Drafter
+    worker: Worker
+
+    @asynccontextmanager
+    async def open(self, opening: Opening) -> AsyncIterator[Session]:
+        """A session for the length of the block."""
+        # Closing is work like any other: it waits its turn behind whatever a cancelled caller left running.
+        pending = self.worker.submit(partial(self.drafter.open, opening.prompt, opening.max_budget))
+        try:
+            draft = await asyncio.wrap_future(pending)
+            yield Session(opening, draft, reads_features=self.drafter.needs_features)
+        finally:
+            self.worker.submit(lambda: pending.result().close())
+
+    async def advance(self, session: Session) -> None:
+        """All pending work of a session, in pieces, so that other sessions' rounds run in between."""
+        while await self.worker.run(session.advance):
+            pass
+
+
+class DraftServicer(draft_pb2_grpc.DraftServiceServicer):
+    """The sessions of all drafters.
+
+    Args:
+        desks: by name of the drafter; may be filled later.
+        default_drafter: of sessions that name none.
+        slots: sessions held at once.
+        most: largest budget that a session may open with.
+    """
+
+    def __init__(self, desks: Mapping[str, Desk], default_drafter: str, slots: Slots, most: Budget) -> None:
+        self._desks = desks
+        self._default_drafter = default_drafter
+        self._slots = slots
+        self._most = most
+
+    async def GetDrafters(  # noqa: N802 -- gRPC's name
+        self, request: draft_pb2.GetDraftersRequest, context: Context
+    ) -> draft_pb2.GetDraftersResponse:
+        """The drafters on offer."""
+        return draft_pb2.GetDraftersResponse(drafters=list(self._desks), default_drafter=self._default_drafter)
+
+    async def Propose(self, requests: Requests, context: Context) -> Responses:  # noqa: N802
+        """One session."""
+        opening, desk = self._read_open(await _next(requests))
+        structlog.contextvars.bind_contextvars(request_id=opening.request_id, epoch=opening.epoch)
+        with self._slots.hold():
+            async with desk.open(opening) as session:
+                log.info("session opened", drafter=opening.drafter, prompt_tokens=len(opening.prompt))
+                try:
+                    yield messages.opened(opening.epoch, desk.drafter)
+                    await desk.advance(session)
+                    while (request := await _next(requests)) is not None:
+                        response = await _answer(request, opening, session, desk)
+                        if response is not None:
+                            yield response
+                finally:
+                    log.info("session ended", round=session.round, tokens=session.length)
+
+    def _read_open(self, request: draft_pb2.ProposeRequest | None) -> tuple[Opening, Desk]:
+        if request is None or request.WhichOneof("message") != "open":
+            raise FailedPreconditionError("expected `open` as the first message of a session")
+        opening = messages.read_opening(request.epoch, request.open, self._default_drafter)
+        desk = self._desks.get(opening.drafter)
+        if desk is None:
+            raise NotFoundError(f"open.drafter: expected one of {', '.join(self._desks)}, got {opening.drafter!r}")
+        if desk.drafter.identity is not None:
+            messages.require_same_ids(desk.drafter.identity, request.open.teacher)
+        opening.validate(self._most)
+        return opening, desk
+
+
+class _Drafted(NamedTuple):
+    tree: TokenTree
+    draft_us: int
+
+
+async def _next(requests: Requests) -> draft_pb2.ProposeRequest | None:
+    """The next message; None at the end of the stream."""
+    try:
+        return await anext(requests, None)
+    except DecodeError as error:
+        raise InvalidFieldError("message", "expected a ProposeRequest, got bytes that do not parse as one") from error
+
+
+async def _answer(
+    request: draft_pb2.ProposeRequest, opening: Opening, session: Session, desk: Desk
+) -> draft_pb2.ProposeResponse | None:
+    """A proposal, a rejection, or nothing for features that are in order."""
+    received, epoch = time.monotonic(), opening.epoch
+    kind = request.WhichOneof("message")
+    if kind == "open":
+        raise FailedPreconditionError("expected `propose` or `features`, got a second `open`; open another stream")
+    try:
+        session.check_epoch(request.epoch)
+        if kind == "propose":
+            question = messages.read_question(request.propose)
+            tree, draft_us = await desk.worker.run(partial(_draft, session, question))
+            return messages.proposal(epoch, question.round, tree, draft_us, _microseconds_since(received))
+        if kind == "features":
+            await _read_features(request.features, opening, session, desk)
+            return None
+        raise InvalidFieldError("message", "expected `propose` or `features`, got nothing")
+    except (InvalidFieldError, StaleMessageError) as error:
+        log.warning("message refused", round=request.propose.round, field=error.field, reason=error.reason)
+        return messages.rejection(epoch, request.propose.round, error)
+
+
+async def _read_features(message: tree_pb2.Features, opening: Opening, session: Session, desk: Desk) -> None:
+    features = decode_features(message, opening.feature_width)
+    await desk.worker.run(partial(session.read_features, message.start, features))
+    await desk.advance(session)
+
+
+def _draft(session: Session, question: Question) -> _Drafted:
+    """One work item: a proposal, timed."""
+    started = time.monotonic()
+    tree = session.propose(question)
+    return _Drafted(tree, _microseconds_since(started))
+
+
+def _microseconds_since(start: float) -> int:
+    return round((time.monotonic() - start) * 1e6)

@@ -1,0 +1,129 @@
+"""One session's state machine: epochs, rounds and lengths around a drafter's own session.
+
+Every check comes before the first change, so a refused message leaves the state as it was. One message at a time, on
+the drafter's thread. It knows neither messages nor gRPC nor clocks, and nothing of how a tree is found.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from draft_service.drafters.base import Budget, DraftSession
+from draft_service.opening import Opening, check_budget, check_ids
+from eagle_pangu.speculation.tree import TokenTree
+from protos.errors import InvalidFieldError, StaleMessageError
+
+
+class Question(NamedTuple):
+    """A `propose` message: see ProposeTree for the rules that `Session.propose` holds it to."""
+
+    round: int
+    committed_length: int
+    appended: Sequence[int]
+    budget: Budget
+
+
+class Session:
+    """A sequence, its drafter's memory of it, and the last round.
+
+    Args:
+        opening: validated already.
+        draft: opened on the same prompt.
+        reads_features: pass features on; otherwise they are checked and dropped.
+    """
+
+    def __init__(self, opening: Opening, draft: DraftSession, *, reads_features: bool) -> None:
+        self._opening = opening
+        self._draft = draft
+        self._reads_features = reads_features
+        self._length = len(opening.prompt)
+        self._features_end = 0
+        self._last: tuple[Question, TokenTree] | None = None
+
+    @property
+    def round(self) -> int:
+        """Number of the last round answered; 0 before the first."""
+        return self._last[0].round if self._last else 0
+
+    @property
+    def length(self) -> int:
+        """Tokens of the sequence: prompt and appended ones, the root included."""
+        return self._length
+
+    def check_epoch(self, epoch: int) -> None:
+        """Raise StaleMessageError for a message of another epoch."""
+        if epoch != self._opening.epoch:
+            raise StaleMessageError("epoch", f"expected {self._opening.epoch}, got {epoch}")
+
+    def read_features(self, start: int, features: NDArray[np.uint16]) -> None:
+        """Pass on features of consecutive tokens; those that came before are skipped.
+
+        Args:
+            start: position of the first token described.
+            features: [tokens, feature_width] bits of bfloat16 values.
+
+        Raises:
+            InvalidFieldError: a gap before `start`, or an end past the teacher's context limit.
+        """
+        if start > self._features_end:
+            raise InvalidFieldError("features.start", f"expected at most {self._features_end}, got {start}")
+        end = start + len(features)
+        if end > self._opening.context_limit:
+            raise InvalidFieldError(
+                "features.count", f"expected an end within {self._opening.context_limit}, got {end}"
+            )
+        if self._reads_features and end > self._features_end:
+            self._draft.read_features(self._features_end, features[self._features_end - start :])
+        self._features_end = max(self._features_end, end)
+
+    def advance(self) -> bool:
+        """One piece of pending work; True while more is left."""
+        return self._draft.advance()
+
+    def propose(self, question: Question) -> TokenTree:
+        """The tree of a round; a repeat of the last round gets the same tree again.
+
+        Rounds only have to ascend: one that the teacher ran without a draft is never heard of here.
+
+        Raises:
+            StaleMessageError: the round is over, or the committed length is not the session's own.
+            InvalidFieldError: anything else is wrong; names the field, and the token when it is one.
+        """
+        if self._last is not None and question.round == self._last[0].round:
+            return self._repeat(question, *self._last)
+        self._check(question)
+        self._draft.extend(question.appended)
+        self._length += len(question.appended)
+        tree = self._draft.propose(question.budget)
+        self._last = (question, tree)
+        return tree
+
+    def _repeat(self, question: Question, last: Question, tree: TokenTree) -> TokenTree:
+        if question.committed_length != last.committed_length:
+            raise StaleMessageError(
+                "committed_length", f"expected {last.committed_length}, got {question.committed_length}"
+            )
+        if question != last:
+            raise InvalidFieldError("appended_token_ids", f"expected the tokens and budget of round {last.round} again")
+        return tree
+
+    def _check(self, question: Question) -> None:
+        if question.round == 0:
+            raise InvalidFieldError("round", "expected 1 or more, got 0")
+        if question.round < self.round:
+            raise StaleMessageError("round", f"expected {self.round} or more, got {question.round}")
+        if not question.appended:
+            raise InvalidFieldError("appended_token_ids", "expected at least the root, got none")
+        check_ids("appended_token_ids", question.appended, self._opening.vocab_size)
+        check_budget("budget", question.budget, self._opening.max_budget)
+        length = self._length + len(question.appended)
+        if question.committed_length != length - 1:
+            raise StaleMessageError("committed_length", f"expected {length - 1}, got {question.committed_length}")
+        if length > self._opening.context_limit:
+            raise InvalidFieldError(
+                "appended_token_ids", f"expected a sequence within {self._opening.context_limit} tokens, got {length}"
+            )
