@@ -4,6 +4,8 @@ It stands at the bottom of the house so that the codec, the token tree and the s
 (`eagle_pangu.serving.errors`) maps it to a gRPC status. It knows nothing of gRPC itself.
 """
 
+from collections.abc import Sequence
+
 
 class InvalidFieldError(ValueError):
     """A field breaks its documented rule.
@@ -34,3 +36,15 @@ class StaleMessageError(Exception):
         self.field = field
         self.reason = reason
         super().__init__(f"{field}: {reason}")
+
+
+class InvalidRequestError(ValueError):
+    """Several fields of one request break their rules; told to the caller together, so that one try finds them all.
+
+    Attributes:
+        violations: One error a field, in the order in which they were found; never empty.
+    """
+
+    def __init__(self, violations: Sequence[InvalidFieldError]) -> None:
+        self.violations = tuple(violations)
+        super().__init__("; ".join(map(str, violations)))

@@ -2,21 +2,22 @@
 
 Read in this order, the later one winning: defaults, a TOML file (`--config` or EAGLE_PANGU_CONFIG), environment
 (EAGLE_PANGU_TEACHER__DTYPE=bfloat16 sets `teacher.dtype`), flags. An unknown name or a bad value stops the start and
-names the field. Imports no torch.
+names the field. This module says what there is to configure; `configuration` reads it. Imports no torch.
 """
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 Device = Literal["cpu", "cuda"]
 DTypeChoice = Literal["auto", "float32", "bfloat16", "float16"]
 NumericsChoice = Literal["auto", "bitwise", "free"]
 Mode = Literal["reference", "performance"]
 DrafterName = Literal["ngram", "standalone", "none"]
+SectionName = Literal["teacher", "draft", "orchestrator"]
 Port = Annotated[int, Field(ge=0, le=65535)]
 
 
@@ -29,74 +30,122 @@ class Section(BaseModel):
 class ServerSettings(Section):
     """What every service's gRPC server needs."""
 
-    host: str = Field("127.0.0.1", description="Address to listen on; 0.0.0.0 in a container.")
-    port: Port = Field(0, description="Port to listen on; 0 lets the system choose one.")
-    max_message_bytes: int = Field(16 * 2**20, ge=2**16, description="Largest message sent or received, in bytes.")
-    keepalive_seconds: float = Field(30, gt=0, description="Ping interval on idle connections, in seconds.")
-    drain_seconds: float = Field(30, ge=0, description="Longest wait for running sessions after SIGTERM, in seconds.")
-    reflection: bool = Field(True, description="Serve gRPC reflection.")
-    log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="Lowest level logged.")
+    host: str = Field(default="127.0.0.1", description="Address to listen on; 0.0.0.0 in a container.")
+    port: Port = Field(default=0, description="Port to listen on; 0 lets the system choose one.")
+    max_message_bytes: int = Field(
+        default=16 * 2**20, ge=2**16, description="Largest message sent or received, in bytes."
+    )
+    keepalive_seconds: float = Field(default=30, gt=0, description="Ping interval on idle connections, in seconds.")
+    drain_seconds: float = Field(
+        default=30, ge=0, description="Longest wait for running sessions after SIGTERM, in seconds."
+    )
+    reflection: bool = Field(default=True, description="Serve gRPC reflection.")
+    log_level: Literal["debug", "info", "warning", "error"] = Field(default="info", description="Lowest level logged.")
 
 
 class ModelSettings(Section):
     """A model and how it computes."""
 
-    model: str = Field("smollm2-135m-instruct", description="Name of a pulled model, or a transformers directory.")
-    device: Device = Field("cpu", description="Device of the model.")
-    dtype: DTypeChoice = Field("auto", description="Weights and activations; auto: what the device computes best.")
-    threads: int = Field(0, ge=0, description="CPU threads of the model; 0: all cores.")
+    model: str = Field(
+        default="smollm2-135m-instruct", description="Name of a pulled model, or a transformers directory."
+    )
+    device: Device = Field(default="cpu", description="Device of the model.")
+    dtype: DTypeChoice = Field(
+        default="auto", description="Weights and activations; auto: what the device computes best."
+    )
+    threads: int = Field(default=0, ge=0, description="CPU threads of the model; 0: all cores.")
 
 
 class TeacherSettings(ServerSettings, ModelSettings):
     """The teacher service."""
 
-    mode: Mode = Field("performance", description="reference: eager attention and every check; performance: serving.")
-    numerics: NumericsChoice = Field("auto", description="bitwise: a row's bits never depend on its neighbours.")
-    slots: int = Field(8, ge=1, le=1024, description="Sessions held at once; each owns one KV slot.")
-    slot_capacity: int = Field(4096, ge=16, description="Tokens that one slot holds, speculative rows included.")
-    queue_limit: int = Field(64, ge=0, description="Sessions that may wait for a slot; past it RESOURCE_EXHAUSTED.")
-    queue_seconds: float = Field(30, ge=0, description="Longest wait for a slot, in seconds.")
-    prefill_chunk: int = Field(256, ge=1, description="Prompt tokens in one forward pass; other sessions run between.")
-    max_rows: int = Field(64, ge=0, le=1024, description="Most drafted rows of a tree.")
-    max_depth: int = Field(32, ge=0, le=1024, description="Deepest drafted row of a tree.")
+    port: Port = Field(default=50051, description="Port to listen on; 0 lets the system choose one.")
+    mode: Mode = Field(
+        default="performance", description="reference: eager attention and every check; performance: serving."
+    )
+    numerics: NumericsChoice = Field(
+        default="auto", description="bitwise: a row's bits never depend on its neighbours."
+    )
+    slots: int = Field(default=8, ge=1, le=1024, description="Sessions held at once; each owns one KV slot.")
+    slot_capacity: int = Field(
+        default=4096, ge=16, description="Tokens that one slot holds, speculative rows included."
+    )
+    queue_limit: int = Field(
+        default=64, ge=0, description="Sessions that may wait for a slot; past it RESOURCE_EXHAUSTED."
+    )
+    queue_seconds: float = Field(default=30, ge=0, description="Longest wait for a slot, in seconds.")
+    prefill_chunk: int = Field(
+        default=256, ge=1, description="Prompt tokens in one forward pass; other sessions run between."
+    )
+    max_rows: int = Field(default=64, ge=0, le=1024, description="Most drafted rows of a tree.")
+    max_depth: int = Field(default=32, ge=0, le=1024, description="Deepest drafted row of a tree.")
     branch: Literal["shared", "replicate"] = Field(
-        "shared", description="Branch of the KV cache: shared prefix, or a deep copy (the reference)."
+        default="shared", description="Branch of the KV cache: shared prefix, or a deep copy (the reference)."
     )
 
 
 class DraftSettings(ServerSettings, ModelSettings):
     """The draft service."""
 
-    drafter: DrafterName = Field("ngram", description="Drafter of sessions that name none.")
+    port: Port = Field(default=50052, description="Port to listen on; 0 lets the system choose one.")
+    drafter: DrafterName = Field(default="ngram", description="Drafter of sessions that name none.")
     model: str = Field(
-        "", description="Model of the standalone drafter; empty: only drafters that need none are offered."
+        default="", description="Model of the standalone drafter; empty: only drafters that need none are offered."
     )
-    slots: int = Field(8, ge=1, le=1024, description="Sessions held at once.")
-    slot_capacity: int = Field(4096, ge=16, description="Tokens that one slot of the standalone drafter holds.")
-    ngram_max: int = Field(4, ge=1, le=16, description="Longest suffix looked up, in tokens.")
-    ngram_min: int = Field(1, ge=1, le=16, description="Shortest suffix looked up, in tokens.")
-    ngram_matches: int = Field(8, ge=1, le=256, description="Most matches merged into one tree.")
-    branching: int = Field(4, ge=1, le=64, description="Children tried under each node by drafters that hold a model.")
-    max_rows: int = Field(64, ge=0, le=1024, description="Most drafted rows of a tree.")
-    max_depth: int = Field(32, ge=0, le=1024, description="Deepest drafted row of a tree.")
+    slots: int = Field(default=8, ge=1, le=1024, description="Sessions held at once.")
+    slot_capacity: int = Field(default=4096, ge=16, description="Tokens that one slot of the standalone drafter holds.")
+    ngram_max: int = Field(default=4, ge=1, le=16, description="Longest suffix looked up, in tokens.")
+    ngram_min: int = Field(default=1, ge=1, le=16, description="Shortest suffix looked up, in tokens.")
+    ngram_matches: int = Field(default=8, ge=1, le=256, description="Most matches merged into one tree.")
+    branching: int = Field(
+        default=4, ge=1, le=64, description="Children tried under each node by drafters that hold a model."
+    )
+    max_rows: int = Field(default=64, ge=0, le=1024, description="Most drafted rows of a tree.")
+    max_depth: int = Field(default=32, ge=0, le=1024, description="Deepest drafted row of a tree.")
+
+    @model_validator(mode="after")
+    def _ordered_ngrams(self) -> Self:
+        if self.ngram_min > self.ngram_max:
+            raise ValueError(f"ngram_min: expected at most ngram_max ({self.ngram_max}), got {self.ngram_min}")
+        return self
 
 
 class OrchestratorSettings(ServerSettings):
     """The orchestrator."""
 
-    teacher: str = Field("127.0.0.1:50051", description="Teacher target, as gRPC names it (host:port, dns:///...).")
-    draft: str = Field("", description="Draft target; empty: teacher-only.")
-    drafter: str = Field("", description="Drafter of requests that name none; empty: the draft service's default.")
-    rows: int = Field(8, ge=0, le=1024, description="Default tree budget: drafted rows.")
-    depth: int = Field(6, ge=0, le=1024, description="Default tree budget: depth.")
-    default_max_tokens: int = Field(256, ge=1, description="max_tokens of requests that name none.")
-    max_tokens_limit: int = Field(4096, ge=1, description="Largest max_tokens a request may name.")
-    prompt_bytes_limit: int = Field(2**20, ge=1, description="Largest prompt text, in bytes of UTF-8.")
-    max_concurrent: int = Field(64, ge=1, description="Requests served at once; past it RESOURCE_EXHAUSTED.")
-    draft_deadline_seconds: float = Field(2.0, gt=0, description="Longest wait for one proposal, in seconds.")
-    draft_retry_seconds: float = Field(
-        5.0, ge=0, description="After a failure of the draft service, wait before new use."
+    port: Port = Field(default=50050, description="Port to listen on; 0 lets the system choose one.")
+    teacher: str = Field(
+        default="127.0.0.1:50051", description="Teacher target, as gRPC names it (host:port, dns:///...)."
     )
-    teacher_deadline_seconds: float = Field(120.0, gt=0, description="Longest wait for one answer of the teacher.")
-    trace: Path | None = Field(None, description="File for one JSON line a round; none: no trace.")
-    trace_text: bool = Field(False, description="Write prompt text into the trace.")
+    draft: str = Field(default="", description="Draft target; empty: teacher-only.")
+    drafter: str = Field(
+        default="", description="Drafter of requests that name none; empty: the draft service's default."
+    )
+    rows: int = Field(default=8, ge=0, le=1024, description="Default tree budget: drafted rows.")
+    depth: int = Field(default=6, ge=0, le=1024, description="Default tree budget: depth.")
+    default_max_tokens: int = Field(default=256, ge=1, description="max_tokens of requests that name none.")
+    max_tokens_limit: int = Field(default=4096, ge=1, description="Largest max_tokens a request may name.")
+    prompt_bytes_limit: int = Field(default=2**20, ge=1, description="Largest prompt text, in bytes of UTF-8.")
+    max_concurrent: int = Field(default=64, ge=1, description="Requests served at once; past it RESOURCE_EXHAUSTED.")
+    draft_deadline_seconds: float = Field(default=2.0, gt=0, description="Longest wait for one proposal, in seconds.")
+    draft_retry_seconds: float = Field(
+        default=5.0, ge=0, description="After a failure of the draft service, wait before new use."
+    )
+    teacher_deadline_seconds: float = Field(
+        default=120.0, gt=0, description="Longest wait for one answer of the teacher."
+    )
+    trace: Path | None = Field(default=None, description="File for one JSON line a round; none: no trace.")
+    trace_text: bool = Field(default=False, description="Write prompt text into the trace.")
+
+    @field_validator("trace", mode="before")
+    @classmethod
+    def _empty_is_no_trace(cls, value: object) -> object:
+        return None if value == "" else value
+
+
+class Settings(Section):
+    """Everything: one section a service. Building it reads neither file nor environment."""
+
+    teacher: TeacherSettings = TeacherSettings()
+    draft: DraftSettings = DraftSettings()
+    orchestrator: OrchestratorSettings = OrchestratorSettings()

@@ -146,11 +146,13 @@ class TokenTree:
         """
         if self.token_ids.ndim != 1 or self.rows == 0:
             raise InvalidFieldError(f"{field}.token_ids", "expected at least the root, got no row")
-        if self.parents.shape != self.token_ids.shape:
-            raise InvalidFieldError(f"{field}.parents", f"expected {self.rows} rows, got {self.parents.size}")
-        if self.rows - 1 > max_rows:
+        for name in ("parents", "scores", "valid"):
+            column = getattr(self, name)
+            if column is not None and column.shape != self.token_ids.shape:
+                raise InvalidFieldError(f"{field}.{name}", f"expected {self.rows} rows, got {column.size}")
+        if self.drafted > max_rows:
             raise InvalidFieldError(
-                f"{field}.token_ids", f"expected at most {max_rows} drafted rows, got {self.rows - 1}"
+                f"{field}.token_ids", f"expected at most {max_rows} drafted rows, got {self.drafted}"
             )
         _refuse_first(
             (self.token_ids < 0) | (self.token_ids >= vocab_size),
@@ -164,7 +166,10 @@ class TokenTree:
         wrong = (self.parents < 0) | (self.parents >= order)
         wrong[0] = False
         _refuse_first(wrong, f"{field}.parents", self.parents, "expected an earlier row (0 <= parent < row)")
-        _refuse_first(self.depth > max_depth, f"{field}.parents", self.depth, f"expected depth at most {max_depth}")
+        too_deep = self.depth > max_depth
+        if self.valid is not None:
+            too_deep &= self.valid
+        _refuse_first(too_deep, f"{field}.parents", self.depth, f"expected depth at most {max_depth}")
         self._validate_siblings(field)
         self._validate_scores(field)
         self._validate_validity(field)
@@ -184,8 +189,6 @@ class TokenTree:
     def _validate_scores(self, field: str) -> None:
         if self.scores is None:
             return
-        if self.scores.shape != self.token_ids.shape:
-            raise InvalidFieldError(f"{field}.scores", f"expected {self.rows} rows or none, got {self.scores.size}")
         _refuse_first(~np.isfinite(self.scores), f"{field}.scores", self.scores, "expected a finite number")
         if self.scores[0] != 0:
             raise InvalidFieldError(f"{field}.scores", f"expected 0 at the root, got {self.scores[0]}", 0)
@@ -193,8 +196,6 @@ class TokenTree:
     def _validate_validity(self, field: str) -> None:
         if self.valid is None:
             return
-        if self.valid.shape != self.token_ids.shape:
-            raise InvalidFieldError(f"{field}.valid", f"expected {self.rows} rows, got {self.valid.size}")
         if not self.valid[0]:
             raise InvalidFieldError(f"{field}.valid", "expected the root to be valid", 0)
         _refuse_first(

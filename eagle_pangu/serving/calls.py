@@ -1,0 +1,103 @@
+"""What surrounds every call of a service: the readiness gate, the log context, the error table.
+
+One interceptor, so that servicers stay short: they raise, and never see a call before the service is ready or once it
+drains. Health and reflection pass untouched.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncIterable, Awaitable, Callable
+from typing import Any, TypeAlias
+
+import grpc
+import grpc.aio
+import structlog
+
+from eagle_pangu.serving.errors import UnavailableError, abort_with
+
+REQUEST_ID_KEY = "x-request-id"
+INFRASTRUCTURE = "/grpc."
+
+Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"  # generic in the stubs only
+Behaviour = Callable[[Any, Any], Any]
+
+
+class CallInterceptor(grpc.aio.ServerInterceptor):
+    """Refuses calls while the gate is closed; maps what a servicer raises to a status.
+
+    Attributes:
+        refusal: Why new calls are refused with UNAVAILABLE; None: they are taken. Running calls are never touched.
+    """
+
+    def __init__(self, refusal: str | None) -> None:
+        self.refusal = refusal
+
+    async def intercept_service(
+        self,
+        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Handler | None]],
+        handler_call_details: grpc.HandlerCallDetails,
+    ) -> Handler | None:
+        """Wrap the handler of one call (grpc.aio's hook)."""
+        handler = await continuation(handler_call_details)
+        if handler is None or handler_call_details.method.startswith(INFRASTRUCTURE):
+            return handler
+        if self.refusal is not None:
+            return _refused(self.refusal)
+        _bind_log_context(handler_call_details)
+        return _mapped(handler)
+
+
+def _bind_log_context(call: grpc.HandlerCallDetails) -> None:
+    structlog.contextvars.clear_contextvars()
+    structlog.contextvars.bind_contextvars(method=call.method)
+    for key, value in call.invocation_metadata or ():
+        if key == REQUEST_ID_KEY:
+            structlog.contextvars.bind_contextvars(request_id=value)
+
+
+def _refused(reason: str) -> Handler:
+    async def refuse(_requests: AsyncIterable[object], context: Any) -> None:
+        await abort_with(context, UnavailableError(reason))
+
+    # A stream handler reads nothing before it answers, so it refuses calls of every shape.
+    return grpc.stream_stream_rpc_method_handler(refuse)
+
+
+def _mapped(handler: Handler) -> Handler:
+    codecs = (handler.request_deserializer, handler.response_serializer)
+    if handler.unary_unary:
+        return grpc.unary_unary_rpc_method_handler(_one_answer(handler.unary_unary), *codecs)
+    if handler.stream_unary:
+        return grpc.stream_unary_rpc_method_handler(_one_answer(handler.stream_unary), *codecs)
+    if handler.unary_stream:
+        return grpc.unary_stream_rpc_method_handler(_many_answers(handler.unary_stream), *codecs)
+    assert handler.stream_stream is not None
+    return grpc.stream_stream_rpc_method_handler(_many_answers(handler.stream_stream), *codecs)
+
+
+def _one_answer(behaviour: Behaviour) -> Behaviour:
+    async def answer(request: Any, context: Any) -> Any:
+        try:
+            return await behaviour(request, context)
+        except grpc.aio.AbortError:
+            raise
+        except Exception as error:  # noqa: BLE001 - the table decides what the peer reads
+            await abort_with(context, error)
+
+    return answer
+
+
+def _many_answers(behaviour: Behaviour) -> Behaviour:
+    async def answer(request: Any, context: Any) -> None:
+        try:
+            # Closed here, not by the garbage collector: the end of the stream must free the session at once.
+            async with contextlib.aclosing(behaviour(request, context)) as responses:
+                async for response in responses:
+                    await context.write(response)
+        except grpc.aio.AbortError:
+            raise
+        except Exception as error:  # noqa: BLE001 - the table decides what the peer reads
+            await abort_with(context, error)
+
+    return answer

@@ -1,0 +1,187 @@
+"""Every command against small programs in place of the services: what it sends, prints and returns."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from click.testing import Result
+from typer.testing import CliRunner
+
+from eagle_pangu.cli.main import app
+from eagle_pangu.serving import processes
+
+SERVICES = {
+    "teacher": "tests.serving.echo_service",
+    "draft": "tests.serving.echo_service",
+    "orchestrator": "tests.cli.fake_orchestrator",
+}
+
+
+def call(*arguments: str, stdin: str | None = None) -> Result:
+    return CliRunner().invoke(app, list(arguments), input=stdin)
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[str]:
+    command = [sys.executable, "-m", SERVICES["orchestrator"], "--port", "0"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
+        assert process.stdout is not None
+        yield process.stdout.readline().split()[1]
+        process.terminate()
+
+
+@pytest.fixture
+def small_services(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, module in SERVICES.items():
+        monkeypatch.setitem(processes.ENTRY_POINTS, name, module)
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> str:
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "config.json").write_text("{}")
+    return str(tmp_path / "model")
+
+
+def test_a_text_goes_through_the_chat_template_and_is_streamed(server: str) -> None:
+    result = call("generate", "hello", "--server", server)
+    assert result.exit_code == 0, result.output
+    assert result.stdout == "chat: user hello | max - | stop [] | budget - | drafter - | eos False | é€\n"
+
+
+def test_every_flag_of_generate_reaches_the_request(server: str) -> None:
+    flags = ["--raw", "--max-tokens", "5", "--stop", "a", "--stop", "b", "--drafter", "none", "--rows", "4"]
+    result = call("generate", "hello", *flags, "--depth", "2", "--ignore-eos", "--server", server)
+    assert result.stdout == "prompt: hello | max 5 | stop ['a', 'b'] | budget 4x2 | drafter none | eos True | é€\n"
+
+
+def test_a_prompt_may_be_token_ids_or_stdin(server: str) -> None:
+    assert call("generate", "--token-ids", "1,2,3", "--server", server).stdout.startswith("prompt_token_ids: [1, 2, 3]")
+    assert call("generate", "-", "--server", server, stdin="piped").stdout.startswith("chat: user piped")
+
+
+def test_json_is_one_object_with_ids_usage_and_speculation(server: str) -> None:
+    answer = json.loads(call("generate", "hi", "--json", "--server", server).stdout)
+    assert answer["token_ids"] == [ord(character) for character in "chat: user hi"]
+    assert answer["text"].endswith("é€")
+    assert answer["finish_reason"] == "length"
+    assert answer["usage"] == {"prompt_tokens": 3, "completion_tokens": 13}
+    speculation = {name: answer["speculation"][name] for name in ("drafter", "rounds", "drafted", "accepted")}
+    assert speculation == {"drafter": "ngram", "rounds": 4, "drafted": 9, "accepted": 6}
+    assert answer["speculation"]["tokens_per_round"] == 2.5
+    assert answer["speculation"]["fallback_rounds"] == 0
+
+
+def test_a_refusal_is_one_line_with_status_and_field(server: str) -> None:
+    result = call("generate", "refuse", "--server", server)
+    assert result.exit_code == 1
+    assert result.stderr == "error: INVALID_ARGUMENT: max_tokens: expected at most 10, got 11\n"
+
+
+def test_without_a_server_the_error_names_the_command_that_starts_one() -> None:
+    result = call("generate", "hello", "--server", "127.0.0.1:1")
+    assert result.exit_code == 1
+    assert "eagle-pangu up" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ([], "either TEXT or --token-ids"),
+        (["hello", "--token-ids", "1"], "either TEXT or --token-ids"),
+        (["--token-ids", "1,x"], "--token-ids: expected ids"),
+        (["hello", "--rows", "4"], "--rows and --depth go together"),
+        (["hello", "--dtype", "float32"], "give --start too"),
+        (["hello", "--start", "--dtype", "int3"], "teacher.dtype"),
+        (["hello", "--start", "--teacher-model", "nowhere"], "'nowhere' is neither a directory"),
+    ],
+)
+def test_generate_refuses_what_it_cannot_mean(arguments: list[str], said: str) -> None:
+    result = call("generate", *arguments)
+    assert result.exit_code == 1
+    assert said in result.stderr
+    assert "Traceback" not in result.output
+
+
+@pytest.mark.usefixtures("small_services")
+def test_generate_can_start_the_services_for_one_answer(model: str) -> None:
+    result = call("generate", "hello", "--start", "--teacher-model", model)
+    assert result.exit_code == 0, result.output
+    assert result.stdout.startswith("chat: user hello")
+
+
+@pytest.mark.usefixtures("small_services")
+@pytest.mark.parametrize(("prompt", "status", "identical"), [("same", 0, "yes"), ("differ", 1, "NO")])
+def test_demo_compares_both_ways_and_fails_when_they_differ(
+    prompt: str, status: int, identical: str, model: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("EAGLE_PANGU_TEACHER__MODEL", model)
+    result = call("demo", "--prompt", prompt)
+    assert result.exit_code == status, result.output
+    rows = {
+        cells[1].strip(): cells[2].strip() for line in result.stdout.splitlines() if len(cells := line.split("│")) > 3
+    }
+    assert rows["identical"] == identical
+    assert rows["tokens"] == str(len(f"chat: user {prompt}"))
+    assert (rows["rounds"], rows["tokens per round"]) == ("4", "2.50")
+
+
+@pytest.mark.parametrize(("how", "status"), [(signal.SIGINT, 0), (signal.SIGTERM, 0), (signal.SIGKILL, -9)])
+def test_up_names_its_address_and_its_end_drains_all_three(
+    how: signal.Signals, status: int, model: str, tmp_path: Path
+) -> None:
+    program = (
+        "from eagle_pangu.serving import processes; from eagle_pangu.cli.main import app;"
+        f"processes.ENTRY_POINTS.update({SERVICES!r}); app()"
+    )
+    logs = tmp_path / "logs"
+    flags = ["--port", "0", "--teacher-model", model, "--log-directory", str(logs), "--teacher.slots", "3"]
+    command = [sys.executable, "-c", program, "up", *flags]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as up:
+        assert up.stdout is not None
+        word, target = up.stdout.readline().split()
+        assert word == "orchestrator"
+        assert call("generate", "hello", "--server", target).exit_code == 0
+        os.kill(up.pid, how)
+        assert up.wait(timeout=20) == status
+    assert "slots = 3" in (logs / "teacher.toml").read_text()
+    deadline = time.monotonic() + (10 if how == signal.SIGKILL else 0)  # killed, it cannot wait for its children
+    for name in SERVICES:
+        while '"event": "stopped"' not in (log := (logs / f"{name}.log").read_text()):
+            assert time.monotonic() < deadline, log
+            time.sleep(0.05)
+
+
+def test_up_stops_with_the_reason_when_a_setting_is_wrong(model: str) -> None:
+    result = call("up", "--teacher-model", model, "--teacher.slots", "none")
+    assert result.exit_code == 1
+    assert "error: teacher.slots: " in result.stderr
+
+
+def test_config_prints_the_effective_configuration(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("EAGLE_PANGU_TEACHER__SLOTS", "7")
+    shown = call("config", "--draft.slots", "6").stdout
+    assert "[teacher]" in shown
+    assert "slots = 7" in shown
+    assert "slots = 6" in shown
+
+
+def test_models_are_listed_and_shown_and_an_unknown_one_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("EAGLE_PANGU_HOME", str(tmp_path))
+    assert "smollm2-135m-instruct" in call("models", "list").stdout
+    shown = json.loads(call("models", "show").stdout)
+    assert shown["pulled"] is False
+    assert shown["directory"] == str(tmp_path / "models" / "smollm2-135m-instruct")
+    result = call("models", "pull", "gpt-9")
+    assert result.exit_code == 1
+    assert "unknown model 'gpt-9'" in result.stderr

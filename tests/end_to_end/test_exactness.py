@@ -1,0 +1,75 @@
+"""The one law, on the real model: whatever drafts, the ids are the teacher's own.
+
+A slice of what `eagle-pangu bench` shows in full; the README names those commands.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from transformers import PreTrainedModel
+
+from tests.end_to_end.conftest import chat, oracle_ids, serving
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+
+BUDGETS = [(2, 2), (8, 6), (16, 10)]
+
+
+@pytest.mark.parametrize(("mode", "prefill_chunk"), [("performance", 256), ("reference", 16)])
+async def test_float32_ids_equal_teacher_only_and_transformers_own_greedy_generate(
+    model_directory: Path,
+    small_draft: Path,
+    oracle: PreTrainedModel,
+    prompts: list[str],
+    mode: str,
+    prefill_chunk: int,
+) -> None:
+    teacher = {"dtype": "float32", "mode": mode, "prefill_chunk": prefill_chunk}
+    draft = {"model": str(small_draft), "dtype": "float32"}
+    async with serving(teacher=teacher, draft=draft) as (_, client):
+        for prompt in prompts[:2]:
+            plain = await client.generate(chat(prompt, "none"))
+            assert plain.numerics.policy == "bitwise"
+            assert list(plain.token_ids) == oracle_ids(oracle, model_directory, prompt, len(plain.token_ids))
+            for drafter in ("ngram", "standalone"):
+                for rows, depth in BUDGETS:
+                    answer = await client.generate(chat(prompt, drafter, rows, depth))
+                    assert answer.token_ids == plain.token_ids, (drafter, rows, depth)
+                    assert answer.speculation.drafter == drafter
+                    assert answer.speculation.fallback_rounds == 0
+                    assert answer.speculation.accepted > 0
+
+
+async def test_bfloat16_is_exact_under_the_bitwise_policy(small_draft: Path, prompts: list[str]) -> None:
+    teacher = {"dtype": "bfloat16", "numerics": "bitwise"}
+    draft = {"model": str(small_draft), "dtype": "bfloat16"}
+    async with serving(teacher=teacher, draft=draft) as (_, client):
+        for prompt in prompts[:2]:
+            plain = await client.generate(chat(prompt, "none"))
+            assert (plain.numerics.dtype, plain.numerics.policy) == ("bfloat16", "bitwise")
+            for drafter in ("ngram", "standalone"):
+                answer = await client.generate(chat(prompt, drafter))
+                assert answer.token_ids == plain.token_ids, drafter
+
+
+async def test_the_teacher_as_its_own_draft_hits_every_boundary_in_every_round(
+    model_directory: Path, prompts: list[str]
+) -> None:
+    """With nearly everything accepted, each stop and each budget falls in the middle of an accepted run."""
+    draft = {"model": str(model_directory), "dtype": "float32", "branching": 1}
+    async with serving(teacher={"dtype": "float32"}, draft=draft) as (_, client):
+        plain = await client.generate(chat(prompts[0], "none", max_tokens=24))
+        for max_tokens in (1, 2, 5, 6, 7, 13, 24):
+            answer = await client.generate(chat(prompts[0], "standalone", 5, 5, max_tokens=max_tokens))
+            assert list(answer.token_ids) == list(plain.token_ids[:max_tokens])
+            assert answer.usage.completion_tokens == len(answer.token_ids)
+        assert answer.speculation.tokens_per_round > 4
+        stop = plain.text.split()[3]
+        stopped = [
+            await client.generate(chat(prompts[0], drafter, 5, 5, stop=[stop])) for drafter in ("none", "standalone")
+        ]
+        assert stopped[0].token_ids == stopped[1].token_ids
+        assert stopped[0].text == stopped[1].text == plain.text[: plain.text.index(stop)]
+        assert stopped[1].matched_stop == stop

@@ -1,0 +1,76 @@
+"""A trio of child processes, with small programs in place of the services."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from eagle_pangu.serving import processes
+from eagle_pangu.serving.health import wait_until_serving
+from eagle_pangu.serving.processes import ProcessDiedError
+from eagle_pangu.serving.settings import OrchestratorSettings, SectionName, Settings, TeacherSettings
+from eagle_pangu.serving.trio import State, running_trio
+
+SETTINGS = Settings(orchestrator=OrchestratorSettings(port=0))
+
+
+@pytest.fixture(autouse=True)
+def _echo_for_every_service(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in processes.ENTRY_POINTS:
+        monkeypatch.setitem(processes.ENTRY_POINTS, name, "tests.serving.echo_service")
+
+
+async def test_a_trio_serves_each_on_its_own_port_and_leaves_nothing_behind(tmp_path: Path) -> None:
+    seen: list[tuple[SectionName, State]] = []
+    async with running_trio(SETTINGS, log_directory=tmp_path, on_state=lambda *state: seen.append(state)) as trio:
+        children = (trio.teacher, trio.draft, trio.orchestrator)
+        assert len({child.target for child in children}) == 3
+        for child in children:
+            await wait_until_serving(child.target, timeout_seconds=1)
+        assert trio.target == trio.orchestrator.target
+    for child in children:
+        with pytest.raises(ProcessLookupError):
+            os.kill(child.pid, 0)
+    assert [name for name, state in seen if state == "stopped"] == ["orchestrator", "draft", "teacher"]
+    assert seen.index(("teacher", "serving")) < seen.index(("orchestrator", "stopped"))
+    assert f'teacher = "{trio.teacher.target}"' in (tmp_path / "orchestrator.toml").read_text()
+
+
+async def test_a_child_that_cannot_start_is_reported_with_the_reason() -> None:
+    settings = SETTINGS.model_copy(update={"teacher": TeacherSettings(model="refuse")})
+    with pytest.raises(ProcessDiedError, match=r"the \w+ process ended with status 1") as raised:
+        async with running_trio(settings):
+            pass
+    assert "teacher.model: refused by the test" in str(raised.value)
+
+
+async def test_a_child_that_dies_later_is_reported_and_the_others_are_stopped() -> None:
+    async with running_trio(SETTINGS) as trio:
+        os.kill(trio.draft.pid, signal.SIGKILL)
+        with pytest.raises(ProcessDiedError, match="the draft process ended with status -9"):
+            await asyncio.wait_for(trio.died(), timeout=20)
+    with pytest.raises(ProcessLookupError):
+        os.kill(trio.teacher.pid, 0)
+
+
+async def test_cancelling_the_parent_drains_the_children(tmp_path: Path) -> None:
+    running = asyncio.Event()
+
+    async def hold() -> None:
+        async with running_trio(SETTINGS, log_directory=tmp_path):
+            running.set()
+            await asyncio.Event().wait()
+
+    parent = asyncio.create_task(hold())
+    await running.wait()
+    parent.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await parent
+    for name in processes.ENTRY_POINTS:
+        last = (tmp_path / f"{name}.log").read_text().splitlines()[-1]
+        assert json.loads(last)["event"] == "stopped"
