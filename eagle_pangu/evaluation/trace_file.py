@@ -1,0 +1,160 @@
+"""Reads a trace: the lines that the orchestrator wrote, by request. Schema ``eagle_pangu.trace/1``.
+
+The orchestrator's own trace module documents every field; the names here are the same. Fields that this reader does not
+know are passed over, so a trace may grow.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+
+MODELS = ("draft", "teacher")
+
+
+class TraceError(ValueError):
+    """A trace cannot be read; the message names file, line and field."""
+
+
+class _Line(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="ignore", strict=True)
+
+    schema_name: Literal["eagle_pangu.trace/1"] = Field(alias="schema")
+    request_id: str
+    epoch: int
+
+
+class Budget(BaseModel):
+    """The most that a tree of this request may hold; see TreeBudget."""
+
+    rows: int
+    depth: int
+
+
+class TracedTree(BaseModel):
+    """Columns of the tree, [rows] each; row 0 is the root."""
+
+    token_ids: tuple[int, ...] = Field(min_length=1)
+    parents: tuple[int, ...]
+    scores: tuple[float, ...] | None
+
+
+class OpenLine(_Line):
+    """The first token is decided."""
+
+    event: Literal["open"]
+    drafter: str
+    budget: Budget
+    prompt_tokens: int
+    max_tokens: int
+    first_token_id: int
+    prefill_us: int
+
+
+class RoundLine(_Line):
+    """One round; `times_us` by part, their sum is the round."""
+
+    event: Literal["round"]
+    round: int
+    committed_length: int
+    tree: TracedTree
+    accepted_rows: tuple[int, ...]
+    next_token_id: int
+    kept: int
+    commit: int
+    fallback: str | None
+    reopened: bool
+    times_us: dict[str, int]
+
+    @property
+    def total_us(self) -> int:
+        """The whole round, in microseconds."""
+        return sum(self.times_us.values())
+
+    @property
+    def outside_models_us(self) -> int:
+        """The round without the two models' compute, in microseconds."""
+        return self.total_us - sum(self.times_us.get(part, 0) for part in MODELS)
+
+
+class EndLine(_Line):
+    """The request is over."""
+
+    event: Literal["end"]
+    status: str
+    finish_reason: str | None
+    token_ids: tuple[int, ...]
+    rounds: int
+    drafted: int
+    accepted: int
+    fallback_rounds: int
+    fallback_reasons: tuple[str, ...]
+
+
+AnyLine = Annotated[OpenLine | RoundLine | EndLine, Field(discriminator="event")]
+_LINE: TypeAdapter[OpenLine | RoundLine | EndLine] = TypeAdapter(AnyLine)
+
+
+@dataclass
+class TracedRequest:
+    """The lines of one request; `end` is None while it runs, or when its process was killed."""
+
+    opened: OpenLine
+    rounds: list[RoundLine] = field(default_factory=list)
+    end: EndLine | None = None
+
+    @property
+    def request_id(self) -> str:
+        """As the client or the orchestrator chose it; a file may hold one id several times, one after another."""
+        return self.opened.request_id
+
+
+def read_trace(path: Path) -> list[TracedRequest]:
+    """The requests of a trace file, in the order in which they opened.
+
+    Raises:
+        TraceError: unreadable file, a line that breaks the schema, a round or an end without its open.
+    """
+    requests: list[TracedRequest] = []
+    running: dict[str, TracedRequest] = {}
+    for number, line in _lines(path):
+        match line:
+            case OpenLine():
+                running[line.request_id] = TracedRequest(line)
+                requests.append(running[line.request_id])
+            case _ if line.request_id not in running:
+                raise TraceError(f"{path}:{number}: request_id: {line.event} of {line.request_id!r}, which is not open")
+            case RoundLine():
+                running[line.request_id].rounds.append(line)
+            case EndLine():
+                running.pop(line.request_id).end = line
+    return requests
+
+
+def outside_models_ms(requests: Iterable[TracedRequest], request_ids: Collection[str]) -> list[float]:
+    """Milliseconds outside the two models' compute of every round of these requests."""
+    return [
+        line.outside_models_us / 1000
+        for request in requests
+        if request.request_id in request_ids
+        for line in request.rounds
+    ]
+
+
+def _lines(path: Path) -> Iterator[tuple[int, OpenLine | RoundLine | EndLine]]:
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise TraceError(f"{path}: cannot be read: {error}") from error
+    # A last line without its end is one that is being written.
+    for number, line in enumerate(text.split("\n")[:-1], start=1):
+        try:
+            yield number, _LINE.validate_json(line)
+        except ValidationError as error:
+            fault = error.errors(include_url=False, include_input=False)[0]
+            where = ".".join(str(part) for part in fault["loc"]) or "line"
+            raise TraceError(f"{path}:{number}: {where}: {fault['msg']}") from error

@@ -1,0 +1,91 @@
+"""A GenerationService whose answers a test writes down: a real gRPC server, no model behind it."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+import grpc
+
+from protos.v1 import generation_pb2, generation_pb2_grpc, model_pb2
+
+ROUNDS_US = 8000
+
+
+def usual_answer(options: generation_pb2.GenerationOptions) -> list[int]:
+    """Ids that depend on the conversation alone, as many as asked for."""
+    digest = hashlib.sha256(repr([(m.role, m.content) for m in options.chat.messages]).encode()).digest()
+    return [digest[position % len(digest)] for position in range(options.max_tokens)]
+
+
+@dataclass
+class ScriptedOrchestrator(generation_pb2_grpc.GenerationServiceServicer):
+    """answer: ids of a request; margin: of every token. `requests` holds every request seen, in order."""
+
+    dtype: str = "float32"
+    policy: str = "free"
+    answer: Callable[[generation_pb2.GenerationOptions], list[int]] = usual_answer
+    margin: float = 2.0
+    fallback_reason: str = ""
+    requests: list[generation_pb2.GenerationOptions] = field(default_factory=list)
+
+    def GetModelInfo(  # noqa: N802
+        self, request: generation_pb2.GetModelInfoRequest, context: grpc.ServicerContext
+    ) -> generation_pb2.GetModelInfoResponse:
+        return generation_pb2.GetModelInfoResponse(numerics=self._numerics())
+
+    def Generate(  # noqa: N802
+        self, request: generation_pb2.GenerateRequest, context: grpc.ServicerContext
+    ) -> generation_pb2.GenerateResponse:
+        options = request.options
+        self.requests.append(options)
+        if any(message.content == "refuse" for message in options.chat.messages):
+            context.abort(grpc.StatusCode.INVALID_ARGUMENT, "options.chat: too long")
+        ids = self.answer(options)
+        alone = options.drafter == "none"
+        rounds = len(ids) - 1 if alone else (len(ids) - 1 + 1) // 2
+        return generation_pb2.GenerateResponse(
+            request_id=options.request_id,
+            text=f"answer of {options.drafter}: {ids}",
+            token_ids=ids,
+            finish_reason=generation_pb2.FINISH_REASON_LENGTH,
+            usage=generation_pb2.Usage(prompt_tokens=5, completion_tokens=len(ids)),
+            speculation=generation_pb2.SpeculationStats(
+                drafter=options.drafter,
+                rounds=rounds,
+                drafted=0 if alone else 4 * rounds,
+                accepted=0 if alone else len(ids) - 1 - rounds,
+                tokens_per_round=(len(ids) - 1) / rounds if rounds else 0,
+                fallback_rounds=1 if self.fallback_reason and not alone else 0,
+                fallback_reasons=[self.fallback_reason] if self.fallback_reason and not alone else [],
+                timings=generation_pb2.RoundTimings(
+                    draft_us=0 if alone else 1000 * rounds,
+                    wire_us=500 * rounds,
+                    teacher_us=6000 * rounds,
+                    orchestrator_us=500 * rounds,
+                    rounds_us=ROUNDS_US * rounds,
+                    prefill_us=9000,
+                ),
+            ),
+            numerics=self._numerics(),
+            margins=[self.margin] * len(ids),
+        )
+
+    def _numerics(self) -> model_pb2.TeacherNumerics:
+        return model_pb2.TeacherNumerics(dtype=self.dtype, policy=self.policy, mode="performance")
+
+
+@contextmanager
+def serving(orchestrator: ScriptedOrchestrator) -> Iterator[str]:
+    """Serve while the block runs; yields HOST:PORT. On threads, so that a command with a loop of its own may call."""
+    server = grpc.server(ThreadPoolExecutor(max_workers=2))
+    generation_pb2_grpc.add_GenerationServiceServicer_to_server(orchestrator, server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    server.start()
+    try:
+        yield f"127.0.0.1:{port}"
+    finally:
+        server.stop(None).wait()
