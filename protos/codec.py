@@ -53,10 +53,10 @@ def decode_features(message: tree_pb2.Features, feature_width: int) -> NDArray[n
     """[count, feature_width] bits of bfloat16 values.
 
     Raises:
-        InvalidFieldError: the byte count does not match.
+        InvalidFieldError: the byte count does not match, or there is no value at all.
     """
     expected = message.count * feature_width * BFLOAT16_BYTES
-    if message.count == 0 or len(message.data) != expected:
+    if expected == 0 or len(message.data) != expected:
         raise InvalidFieldError(
             "features.data",
             f"expected {message.count} x {feature_width} bfloat16 = {expected} bytes, got {len(message.data)}",

@@ -23,8 +23,8 @@ BLOCK = 64
 class ForwardPlan:
     """One pass over rows ``first_row ...`` of a tree that stands on `committed` final tokens of one slot.
 
-    Row i of the tree lies at cache column ``committed + i``; its position is ``committed + depth[i]``. `group` query heads
-    share a KV head; attention stacks them below each other, so masks repeat each row that often.
+    Row i of the tree lies at cache column ``committed + i``; its position is ``committed + depth[i]``. `group` query
+    heads share a KV head; attention stacks them below each other, so masks repeat each row that often.
     """
 
     tree: TokenTree

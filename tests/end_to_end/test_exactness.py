@@ -17,40 +17,48 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 BUDGETS = [(2, 2), (8, 6), (16, 10)]
 
 
-@pytest.mark.parametrize(("mode", "prefill_chunk"), [("performance", 256), ("reference", 16)])
+@pytest.mark.parametrize(
+    ("mode", "prefill_chunk", "max_tokens", "budgets"),
+    # The guard of the reference mode makes a pass several times slower: fewer tokens, one budget.
+    [("performance", 256, 32, BUDGETS), ("reference", 16, 12, BUDGETS[1:2])],
+)
 async def test_float32_ids_equal_teacher_only_and_transformers_own_greedy_generate(
     model_directory: Path,
-    small_draft: Path,
+    noisy_draft: Path,
     oracle: PreTrainedModel,
     prompts: list[str],
     mode: str,
     prefill_chunk: int,
+    max_tokens: int,
+    budgets: list[tuple[int, int]],
 ) -> None:
     teacher = {"dtype": "float32", "mode": mode, "prefill_chunk": prefill_chunk}
-    draft = {"model": str(small_draft), "dtype": "float32"}
+    draft = {"model": str(noisy_draft), "dtype": "float32"}
     async with serving(teacher=teacher, draft=draft) as (_, client):
         for prompt in prompts[:2]:
-            plain = await client.generate(chat(prompt, "none"))
+            plain = await client.generate(chat(prompt, "none", max_tokens=max_tokens))
             assert plain.numerics.policy == "bitwise"
             assert list(plain.token_ids) == oracle_ids(oracle, model_directory, prompt, len(plain.token_ids))
-            for drafter in ("ngram", "standalone"):
-                for rows, depth in BUDGETS:
-                    answer = await client.generate(chat(prompt, drafter, rows, depth))
+            # The standalone draft is as large as the teacher; one prompt is enough of it here.
+            for drafter in ("ngram", "standalone") if prompt == prompts[1] else ("ngram",):
+                for rows, depth in budgets:
+                    answer = await client.generate(chat(prompt, drafter, rows, depth, max_tokens=max_tokens))
                     assert answer.token_ids == plain.token_ids, (drafter, rows, depth)
                     assert answer.speculation.drafter == drafter
                     assert answer.speculation.fallback_rounds == 0
-                    assert answer.speculation.accepted > 0
+                    if drafter == "standalone":
+                        assert 0 < answer.speculation.accepted < answer.speculation.drafted
 
 
-async def test_bfloat16_is_exact_under_the_bitwise_policy(small_draft: Path, prompts: list[str]) -> None:
+async def test_bfloat16_is_exact_under_the_bitwise_policy(noisy_draft: Path, prompts: list[str]) -> None:
     teacher = {"dtype": "bfloat16", "numerics": "bitwise"}
-    draft = {"model": str(small_draft), "dtype": "bfloat16"}
+    draft = {"model": str(noisy_draft), "dtype": "bfloat16"}
     async with serving(teacher=teacher, draft=draft) as (_, client):
-        for prompt in prompts[:2]:
+        for prompt in prompts[2:4]:
             plain = await client.generate(chat(prompt, "none"))
             assert (plain.numerics.dtype, plain.numerics.policy) == ("bfloat16", "bitwise")
-            for drafter in ("ngram", "standalone"):
-                answer = await client.generate(chat(prompt, drafter))
+            for drafter, budget in (("ngram", (16, 10)), ("standalone", (6, 3))):
+                answer = await client.generate(chat(prompt, drafter, *budget))
                 assert answer.token_ids == plain.token_ids, drafter
 
 

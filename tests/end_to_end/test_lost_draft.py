@@ -25,7 +25,7 @@ def freeze(pid: int) -> None:
 async def test_a_draft_lost_in_the_middle_of_an_answer_changes_no_token(
     prompts: list[str], harm: Callable[[int], None]
 ) -> None:
-    settings = {"draft_deadline_seconds": 1.0, "draft_retry_seconds": 60.0, "port": 0}
+    settings = {"draft_deadline_seconds": 1.0, "draft_retry_seconds": 60.0}
     async with serving(teacher={"dtype": "float32"}, orchestrator=settings) as (trio, client):
         plain = await client.generate(chat(prompts[0], "none"))
         token_ids: list[int] = []
@@ -47,7 +47,7 @@ async def test_a_draft_lost_in_the_middle_of_an_answer_changes_no_token(
 
 
 async def test_an_absent_draft_is_reported_and_decoding_goes_on(prompts: list[str]) -> None:
-    settings = {"draft_retry_seconds": 60.0, "port": 0}
+    settings = {"draft_retry_seconds": 60.0}
     async with serving(teacher={"dtype": "float32"}, orchestrator=settings) as (trio, client):
         plain = await client.generate(chat(prompts[1], "none"))
         kill(trio.draft.pid)

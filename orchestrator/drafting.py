@@ -1,0 +1,197 @@
+"""The draft as a request sees it: a tree for every round, the root alone where the draft has none to give.
+
+It never fails and never decides: a draft that is absent, slow, wrong or dead costs the rounds without it, told with a
+reason. After a rest it is tried again, in the same request, on the answer so far. It knows nothing of the teacher but
+the features passed through.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from eagle_pangu.serving.logs import get_logger
+from eagle_pangu.speculation.tree import TokenTree
+from orchestrator.breaker import CircuitBreaker
+from orchestrator.counters import PartTimes
+from orchestrator.draft import DraftError, DraftOpening, DraftSession, Fallback, Question
+from orchestrator.requests import Request
+from orchestrator.sessions import metadata_of, microseconds
+from protos.v1 import draft_pb2_grpc, model_pb2, tree_pb2
+
+log = get_logger(__name__)
+
+
+class DraftService:
+    """What all requests share about the draft service.
+
+    Args:
+        stub: of the service.
+        teacher: that will verify.
+        deadline_seconds: longest wait for one proposal.
+        rest_seconds: after a failure, time without new use.
+
+    Attributes:
+        needs_features: by the name a request gave, whether that drafter reads features; as far as learned.
+    """
+
+    def __init__(
+        self,
+        stub: draft_pb2_grpc.DraftServiceAsyncStub,
+        teacher: model_pb2.ModelFingerprint,
+        *,
+        deadline_seconds: float,
+        rest_seconds: float,
+    ) -> None:
+        self.stub = stub
+        self.teacher = teacher
+        self.deadline_seconds = deadline_seconds
+        self.rest_seconds = rest_seconds
+        self.breaker = CircuitBreaker(rest_seconds)
+        self.needs_features: dict[str, bool] = {}
+
+
+class Drafted(NamedTuple):
+    """The tree of a round. fallback: why it is the root alone although a draft was asked for; None otherwise."""
+
+    tree: TokenTree
+    fallback: Fallback | None
+    times: PartTimes
+
+
+class Drafting:
+    """The draft sessions of one request, one after the other.
+
+    Args:
+        service: None: teacher-only.
+        request: what is asked for.
+    """
+
+    def __init__(self, service: DraftService | None, request: Request) -> None:
+        self._service = service if request.wants_draft else None
+        self._request = request
+        self._session: DraftSession | None = None
+        self._told = 0  # answer tokens that the session knows
+        self._sends_features = False
+        self._features_end = 0
+        self._resting_until = -float("inf")
+        self._reason = Fallback.UNAVAILABLE  # of the last failure
+        self._misses = 0  # deadlines missed in a row
+        self.drafter = "none"
+
+    async def start(self) -> bool:
+        """Open the first session; returns whether the drafter wants the teacher's features."""
+        service = self._service
+        if service is None or service.breaker.is_open:
+            return False
+        needs_features = service.needs_features.get(self._request.drafter)
+        self._sends_features = needs_features is not False
+        session = self._open(service, [])
+        if needs_features is None:
+            try:
+                opened = await session.wait_opened(service.deadline_seconds)
+            except DraftError as error:
+                self._sends_features = False
+                self._failed(service, error)
+                return False
+            self._learn(service, session)
+            needs_features = opened.needs_features
+        self._sends_features = needs_features
+        return needs_features
+
+    async def propose(self, number: int, answer: Sequence[int], depth: int) -> Drafted:
+        """The tree of a round.
+
+        Args:
+            number: of the round.
+            answer: tokens decided so far; the last one is the root.
+            depth: deepest row that can still be of use.
+        """
+        service, session, root = self._service, self._session, TokenTree.root_only(answer[-1])
+        depth = min(depth, self._request.depth)
+        if service is None or depth <= 0 or self._past_context(len(answer)):
+            return Drafted(root, None, PartTimes())
+        if self._is_resting(service):
+            return Drafted(root, self._reason, PartTimes())
+        started = time.perf_counter()
+        if session is None:
+            session = self._open(service, answer[:-1])
+        length = len(self._request.prompt_token_ids) + len(answer)
+        question = Question(number, length - 1, answer[self._told :], self._request.rows, depth)
+        self._told = len(answer)
+        try:
+            proposal = await session.propose(question, service.deadline_seconds)
+        except DraftError as error:
+            self._failed(service, error)
+            spent = microseconds(time.perf_counter() - started)
+            return Drafted(root, error.reason, PartTimes(wire_us=spent))
+        finally:
+            self._learn(service, session)
+        self._misses = 0
+        return Drafted(proposal.tree, None, proposal.times)
+
+    def send_features(self, features: tree_pb2.Features) -> None:
+        """Pass features on; those that the draft has already (a reopened teacher sends them again) are dropped."""
+        end = features.start + features.count
+        if self._session is not None and self._sends_features and end > self._features_end:
+            self._session.send_features(features)
+            self._features_end = end
+
+    def close(self, *, graceful: bool) -> None:
+        """End the current session. graceful: the request is done; otherwise cancel."""
+        if self._session is not None:
+            self._session.close(graceful=graceful)
+            self._session = None
+
+    def _open(self, service: DraftService, answer: Sequence[int]) -> DraftSession:
+        request = self._request
+        opening = DraftOpening(
+            request_id=request.request_id,
+            teacher=service.teacher,
+            prompt_token_ids=[*request.prompt_token_ids, *answer],
+            drafter=request.drafter,
+            rows=request.rows,
+            depth=request.depth,
+            sends_features=self._sends_features,
+            metadata=metadata_of(request.request_id, request.traceparent),
+        )
+        self._session = DraftSession(service.stub, opening)
+        self._told = len(answer)
+        return self._session
+
+    def _past_context(self, answer_tokens: int) -> bool:
+        opened = self._session.opened if self._session else None
+        limit = opened.context_limit if opened else 0
+        return limit > 0 and len(self._request.prompt_token_ids) + answer_tokens > limit
+
+    def _is_resting(self, service: DraftService) -> bool:
+        """The draft is not to be asked now; `_reason` says why."""
+        if time.monotonic() < self._resting_until:
+            return True
+        if self._session is not None:
+            return self._session.answering
+        # A drafter that reads features cannot start in the middle: those of the earlier tokens are gone.
+        return service.breaker.is_open or self._sends_features
+
+    def _failed(self, service: DraftService, error: DraftError) -> None:
+        session, self._reason = self._session, error.reason
+        log.warning("round without a draft", reason=str(error))
+        if error.reason is Fallback.INVALID_TREE:
+            return
+        never_opened = session is None or session.opened is None
+        if error.reason is Fallback.DEADLINE and not never_opened:
+            # The late proposal, once it comes, shows that the draft is alive; a draft that is always late gets a rest.
+            self._misses += 1
+            if self._misses == 1:
+                return
+        else:
+            self.close(graceful=False)
+        self._resting_until = time.monotonic() + service.rest_seconds
+        if error.reason is Fallback.UNAVAILABLE or never_opened:
+            service.breaker.trip()
+
+    def _learn(self, service: DraftService, session: DraftSession) -> None:
+        if session.opened is not None:
+            self.drafter = session.opened.drafter
+            service.needs_features[self._request.drafter] = session.opened.needs_features

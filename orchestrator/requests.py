@@ -1,0 +1,36 @@
+"""A request as the rest of the orchestrator sees it: checked, tokenised, every default filled in. Knows no messages."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+TEACHER_ONLY = "none"
+"""The drafter name that asks for plain decoding."""
+
+
+@dataclass(frozen=True)
+class Request:
+    """What to generate, and how.
+
+    request_id: 1 .. 128 printable characters. prompt_token_ids: >= 1 ids of the teacher's vocabulary.
+    max_tokens: most answer tokens, cut to the context limit already; >= 1. stop: strings that end the answer.
+    eos_token_ids: ids that end it; empty when they are to be ignored. drafter: by name; "none": teacher-only;
+    "": the draft service's default. rows, depth: budget of every tree. return_margins: top-2 logit margins wanted.
+    traceparent: W3C trace context that the request came with; empty: none.
+    """
+
+    request_id: str
+    prompt_token_ids: tuple[int, ...]
+    max_tokens: int
+    stop: tuple[str, ...] = ()
+    eos_token_ids: tuple[int, ...] = ()
+    drafter: str = TEACHER_ONLY
+    rows: int = 0
+    depth: int = 0
+    return_margins: bool = False
+    traceparent: str = ""
+
+    @property
+    def wants_draft(self) -> bool:
+        """Trees of more than the root are asked for."""
+        return self.drafter != TEACHER_ONLY and self.rows > 0 and self.depth > 0

@@ -1,0 +1,116 @@
+"""The algorithm: prefill, then propose, verify, accept, stop, emit, until the answer ends. Pure coordination.
+
+    root <- prefill(prompt)
+    repeat: tree <- draft.propose(answer)                  the root alone where there is no draft
+            path, next <- teacher.verify(tree, commit)     path: the drafted tokens that the teacher would decide itself
+            kept <- stop rules(path + next)                emitted; commit <- path within kept
+
+Each module named here does one step and says what it does when things go wrong; nothing goes wrong here.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncGenerator
+from typing import NamedTuple
+
+from orchestrator.counters import Counters
+from orchestrator.draft import Fallback
+from orchestrator.drafting import Drafted, Drafting
+from orchestrator.failover import Decision, Teacher
+from orchestrator.sessions import microseconds
+from orchestrator.stops import Cut, End, StopRules
+from orchestrator.trace import RequestTrace
+
+
+class Emission(NamedTuple):
+    """What one step adds to the answer. text: may lag behind the ids until the end. margins: one an id, in logits.
+
+    end: None while the answer goes on.
+    """
+
+    token_ids: list[int]
+    text: str
+    margins: list[float]
+    end: End | None
+
+
+class Rounds:
+    """One request on its way.
+
+    Args:
+        prompt_tokens: their number.
+        teacher, drafting: not yet opened.
+        rules: of this request.
+        trace: of this request.
+
+    Attributes:
+        answer: Tokens emitted so far.
+        counters: True at any moment, also when the request fails.
+    """
+
+    def __init__(
+        self, prompt_tokens: int, teacher: Teacher, drafting: Drafting, rules: StopRules, trace: RequestTrace
+    ) -> None:
+        self.answer: list[int] = []
+        self.counters = Counters()
+        self._prompt_tokens = prompt_tokens
+        self._teacher = teacher
+        self._drafting = drafting
+        self._rules = rules
+        self._trace = trace
+
+    async def run(self) -> AsyncGenerator[Emission]:
+        """One emission for the first token, then one a round; the last one holds the end.
+
+        Raises:
+            ServiceError: the teacher cannot go on, for the reasons that `Teacher` gives.
+        """
+        want_features = await self._drafting.start()
+        started = time.perf_counter()
+        first = await self._teacher.open(want_features=want_features)
+        self.counters.prefill_us = microseconds(time.perf_counter() - started)
+        self.counters.drafter = self._drafting.drafter
+        self._trace.epoch = self._teacher.epoch
+        self._trace.open(first.token_id, self.counters.prefill_us)
+        cut = self._rules.take([first.token_id])
+        self.answer.append(first.token_id)
+        yield Emission([first.token_id], cut.text, [first.margin], cut.end)
+
+        rounds_started = time.perf_counter()
+        commit = 0
+        while cut.end is None:
+            round_started = time.perf_counter()
+            drafted = await self._drafting.propose(self.counters.rounds + 1, self.answer, self._rules.left - 1)
+            decision = await self._teacher.verify(drafted.tree, commit, self.answer)
+            accepted = decision.tree.token_ids[decision.accepted_rows].tolist()
+            run = [*accepted, decision.next_token_id]
+            cut = self._rules.take(run)
+            commit = min(cut.kept, len(accepted))
+            emitted = run[: cut.kept]
+            self._count(drafted, decision, cut, commit, round_started)
+            self.answer += emitted
+            self.counters.rounds_us = microseconds(time.perf_counter() - rounds_started)
+            yield Emission(emitted, cut.text, decision.margins[: cut.kept], cut.end)
+
+    def _count(self, drafted: Drafted, decision: Decision, cut: Cut, commit: int, started: float) -> None:
+        fallback = drafted.fallback
+        if decision.reopened and drafted.tree.drafted:
+            fallback = Fallback.TEACHER_LOST
+        times = drafted.times.plus(decision.times)
+        self.counters.count_round(drafted=decision.tree.drafted, accepted=commit, fallback=fallback, times=times)
+        self.counters.drafter = self._drafting.drafter
+        if self._trace.enabled:
+            self._trace.epoch = self._teacher.epoch
+            self._trace.round(
+                number=self.counters.rounds,
+                committed_length=self._prompt_tokens + len(self.answer) - 1,
+                tree=decision.tree,
+                accepted_rows=decision.accepted_rows,
+                next_token_id=decision.next_token_id,
+                kept=cut.kept,
+                fallback=fallback,
+                reopened=decision.reopened,
+                times=times,
+                round_us=microseconds(time.perf_counter() - started),
+            )

@@ -1,0 +1,234 @@
+"""One session of the teacher, seen from the client: open and prefill, then one verification a round.
+
+It keeps the session's own numbers (epoch, round, committed length) so that nobody else can get them wrong. What to do
+when the teacher is lost is decided elsewhere (`orchestrator.failover`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import grpc
+import grpc.aio
+from google.protobuf.any_pb2 import Any as AnyMessage
+from google.rpc import error_details_pb2  # type: ignore[import-untyped]
+
+from eagle_pangu.serving.errors import DeadlineExceededError, ResourceExhaustedError, UnavailableError, details_of
+from eagle_pangu.speculation.tree import TokenTree
+from orchestrator.counters import PartTimes
+from orchestrator.sessions import Call, Metadata, microseconds, new_epoch, say_goodbye
+from protos.codec import encode_tree
+from protos.v1 import model_pb2, teacher_pb2, teacher_pb2_grpc, tree_pb2
+
+
+class TeacherLostError(Exception):
+    """The session is over though the request is not; another one may go on. The message says why."""
+
+
+class TeacherChangedError(UnavailableError):
+    """The teacher is not the one whose tokenizer is in use here: it was replaced by another model."""
+
+
+class TeacherError(Exception):
+    """The teacher and this program disagree on the contract: a fault of the program, not of the caller."""
+
+
+@dataclass(frozen=True)
+class TeacherOpening:
+    """What a session opens with; fields as in OpenTeacherSession.
+
+    metadata: of the call. answer_seconds: longest wait for any one answer. on_features: called with every Features
+    message, in order, before the answer it belongs to is returned.
+    """
+
+    request_id: str
+    fingerprint: model_pb2.ModelFingerprint
+    prompt_token_ids: Sequence[int]
+    max_new_tokens: int
+    rows: int
+    depth: int
+    on_features: Callable[[tree_pb2.Features], None]
+    answer_seconds: float
+    metadata: Metadata = ()
+    want_features: bool = False
+
+
+class FirstToken(NamedTuple):
+    """The answer token that prefill decided; margin in logits; times of the call."""
+
+    token_id: int
+    margin: float
+    times: PartTimes
+
+
+class Verdict(NamedTuple):
+    """The teacher's answer to a round.
+
+    accepted_rows: in path order, root left out. next_token_id: after the last of them. margins: [accepted + 1], in
+    logits. times: of the call.
+    """
+
+    accepted_rows: list[int]
+    next_token_id: int
+    margins: list[float]
+    times: PartTimes
+
+
+class TeacherSession:
+    """One stream. Use it from one task; close it whatever happens.
+
+    Attributes:
+        epoch: Of this session.
+        committed_length: Tokens whose KV is final at the teacher, as of the last message sent.
+        numerics: How this teacher computes; set once `prefill` returns.
+    """
+
+    def __init__(
+        self,
+        stub: teacher_pb2_grpc.TeacherServiceAsyncStub,
+        opening: TeacherOpening,
+        *,
+        timeout: float | None,
+        wait_for_ready: bool,
+    ) -> None:
+        self.epoch = new_epoch()
+        self.committed_length = len(opening.prompt_token_ids)
+        self.numerics = model_pb2.TeacherNumerics()
+        self._opening = opening
+        self._round = 0
+        self._call: Call = stub.Verify(timeout=timeout, metadata=opening.metadata, wait_for_ready=wait_for_ready)
+
+    async def prefill(self) -> FirstToken:
+        """Open, and read the prompt.
+
+        Raises:
+            TeacherLostError: another try may succeed.
+            ResourceExhaustedError: no slot.
+            TeacherChangedError: it serves another model now.
+            DeadlineExceededError: the request's own time is over.
+        """
+        opening = self._opening
+        message = teacher_pb2.OpenTeacherSession(
+            request_id=opening.request_id,
+            fingerprint=opening.fingerprint,
+            prompt_token_ids=opening.prompt_token_ids,
+            max_new_tokens=opening.max_new_tokens,
+            max_budget=tree_pb2.TreeBudget(rows=opening.rows, depth=opening.depth),
+            want_features=opening.want_features,
+        )
+        answer, seconds = await self._ask(teacher_pb2.VerifyRequest(epoch=self.epoch, open=message))
+        if answer.WhichOneof("message") != "prefilled":
+            raise TeacherError(f"expected `prefilled`, got {answer.WhichOneof('message')}")
+        prefilled = answer.prefilled
+        if prefilled.committed_length != self.committed_length:
+            raise TeacherError(f"prefilled {prefilled.committed_length} of {self.committed_length} tokens")
+        return FirstToken(prefilled.next_token_id, prefilled.margin, _times(prefilled.timings, seconds))
+
+    async def verify(self, tree: TokenTree, commit: int) -> Verdict:
+        """One round.
+
+        Args:
+            tree: its root is the token after the committed ones, once `commit` is applied.
+            commit: accepted rows of the round before that stay in the answer; 0 in the first round.
+
+        Raises:
+            TeacherLostError: the round was not answered; also when it was refused.
+            DeadlineExceededError: the request's own time is over.
+        """
+        if self._round:
+            self.committed_length += commit + 1
+        self._round += 1
+        message = teacher_pb2.VerifyTree(
+            round=self._round,
+            committed_length=self.committed_length,
+            commit=commit,
+            tree=encode_tree(tree.token_ids, tree.parents, tree.scores),
+        )
+        answer, seconds = await self._ask(teacher_pb2.VerifyRequest(epoch=self.epoch, verify=message))
+        if answer.WhichOneof("message") == "rejection":
+            refusal = answer.rejection
+            raise TeacherLostError(f"round {self._round} refused: {refusal.field}: {refusal.reason}")
+        verdict = answer.verdict
+        if answer.WhichOneof("message") != "verdict" or verdict.round != self._round:
+            raise TeacherError(f"expected the verdict of round {self._round}, got {answer.WhichOneof('message')}")
+        accepted = list(verdict.accepted_rows)
+        _require_path(accepted, tree)
+        if verdict.HasField("features"):
+            self._opening.on_features(verdict.features)
+        return Verdict(accepted, verdict.next_token_id, list(verdict.margins), _times(verdict.timings, seconds))
+
+    def close(self, *, graceful: bool) -> None:
+        """End the session, and free its slot. graceful: the request is done; otherwise cancel."""
+        if graceful:
+            say_goodbye(self._call, self._call.done_writing)
+        else:
+            self._call.cancel()
+
+    async def _ask(self, message: teacher_pb2.VerifyRequest) -> tuple[teacher_pb2.VerifyResponse, float]:
+        """The answer, and the seconds it took; `opened` and `features` before it are dealt with on the way."""
+        started = time.perf_counter()
+        try:
+            async with asyncio.timeout(self._opening.answer_seconds):
+                with suppress(asyncio.InvalidStateError):  # the stream is over; reading tells why
+                    await self._call.write(message)
+                async for answer in self._call:
+                    if answer.epoch != self.epoch:
+                        continue
+                    kind = answer.WhichOneof("message")
+                    if kind == "opened":
+                        self.numerics = answer.opened.numerics
+                    elif kind == "features":
+                        self._opening.on_features(answer.features)
+                    else:
+                        return answer, time.perf_counter() - started
+                raise TeacherLostError("the teacher ended the session")
+        except TimeoutError as error:
+            raise TeacherLostError(f"no answer within {self._opening.answer_seconds:g} s") from error
+        except grpc.aio.AioRpcError as error:
+            raise _meaning(error) from error
+
+
+def _require_path(rows: Sequence[int], tree: TokenTree) -> None:
+    above = 0
+    for row in rows:
+        if not 0 < row < tree.rows or tree.parents[row] != above:
+            raise TeacherError(f"accepted rows {list(rows)} are no path of the tree")
+        above = row
+
+
+def _times(timings: teacher_pb2.TeacherTimings, seconds: float) -> PartTimes:
+    return PartTimes(
+        wire_us=max(0, microseconds(seconds) - timings.total_us),
+        queue_us=timings.queue_us,
+        teacher_us=timings.forward_us,
+        commit_us=timings.commit_us,
+    )
+
+
+def _meaning(error: grpc.aio.AioRpcError) -> Exception:
+    """What the end of the stream means for the request."""
+    code, details = error.code(), error.details() or ""
+    if code is grpc.StatusCode.DEADLINE_EXCEEDED:  # the request's: no other deadline goes with the call
+        return DeadlineExceededError("the request's deadline passed")
+    if code is grpc.StatusCode.RESOURCE_EXHAUSTED:
+        return ResourceExhaustedError(f"teacher: {details}", _retry_seconds(error))
+    if code is grpc.StatusCode.FAILED_PRECONDITION:
+        return TeacherChangedError(f"the teacher refused the session: {details}")
+    if code in (grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.UNIMPLEMENTED):
+        return TeacherError(f"{code.name}: {details}")
+    return TeacherLostError(f"{code.name}: {details}")
+
+
+def _retry_seconds(error: grpc.aio.AioRpcError) -> float:
+    status = details_of(error)
+    packed: AnyMessage
+    for packed in status.details if status else ():
+        info = error_details_pb2.RetryInfo()
+        if packed.Unpack(info):
+            return float(info.retry_delay.ToNanoseconds() / 1e9)
+    return 1.0

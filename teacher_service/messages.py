@@ -1,0 +1,107 @@
+"""Between the messages of teacher.proto and the session's plain values; the only module here that knows both.
+
+It checks nothing but the fingerprint, which is a message on both sides; the rules are `Opening`'s and `Session`'s.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import grpc
+import numpy as np
+
+from eagle_pangu.serving.errors import FailedPreconditionError
+from eagle_pangu.speculation.checkpoints import Checkpoint
+from eagle_pangu.speculation.tree import TokenTree
+from protos.codec import BFLOAT16_BYTES, decode_tree, encode_features, fingerprint_differences
+from protos.errors import InvalidFieldError, StaleMessageError
+from protos.v1 import model_pb2, teacher_pb2, tree_pb2
+from teacher_service.opening import Opening
+from teacher_service.session import FeatureRows, Round, Verdict
+
+OVERHEAD_BYTES = 1024  # of a message around its features
+
+
+def fingerprint_of(checkpoint: Checkpoint) -> model_pb2.ModelFingerprint:
+    """What the teacher says it is."""
+    return model_pb2.ModelFingerprint(
+        model=checkpoint.name,
+        tokenizer_sha256=checkpoint.tokenizer.sha256,
+        vocab_size=checkpoint.vocab_size,
+        eos_token_ids=checkpoint.eos_token_ids,
+        feature_width=checkpoint.feature_width,
+        context_limit=checkpoint.context_limit,
+    )
+
+
+def require_same_ids(ours: model_pb2.ModelFingerprint, theirs: model_pb2.ModelFingerprint) -> None:
+    """Refuse an opener that means another model.
+
+    Raises:
+        FailedPreconditionError: names both sides and every field that differs.
+    """
+    differences = fingerprint_differences(ours, theirs)
+    if differences:
+        raise FailedPreconditionError(
+            f"open.fingerprint: the teacher serves {ours.model!r}, the opener expects {theirs.model!r} "
+            f"(teacher / opener): {'; '.join(differences)}"
+        )
+
+
+def read_opening(epoch: int, message: teacher_pb2.OpenTeacherSession) -> Opening:
+    """The opening as it came, unchecked."""
+    return Opening(
+        epoch=epoch,
+        request_id=message.request_id,
+        prompt=np.array(message.prompt_token_ids, dtype=np.int64),
+        max_new_tokens=message.max_new_tokens,
+        max_rows=message.max_budget.rows,
+        max_depth=message.max_budget.depth,
+        want_features=message.want_features,
+    )
+
+
+def read_round(request: teacher_pb2.VerifyRequest) -> Round:
+    """The round as it came, unchecked.
+
+    Raises:
+        InvalidFieldError: the request holds no round.
+    """
+    if request.WhichOneof("message") != "verify":
+        raise InvalidFieldError("message", "expected `verify`, got nothing")
+    message = request.verify
+    tree = TokenTree(*decode_tree(message.tree))
+    return Round(request.epoch, message.round, message.committed_length, message.commit, tree)
+
+
+def write_verdict(verdict: Verdict, timings: teacher_pb2.TeacherTimings) -> teacher_pb2.Verdict:
+    """The message of a verdict."""
+    return teacher_pb2.Verdict(
+        round=verdict.round,
+        accepted_rows=verdict.accepted_rows,
+        next_token_id=verdict.next_token_id,
+        margins=verdict.margins.tolist(),
+        features=None if verdict.features is None else encode_features(*verdict.features),
+        timings=timings,
+    )
+
+
+def write_features(features: FeatureRows, max_message_bytes: int) -> Iterator[tree_pb2.Features]:
+    """Features in as many messages as the message limit asks for; one, with the default limits."""
+    count, width = features.bits.shape
+    step = max(1, (max_message_bytes - OVERHEAD_BYTES) // (width * BFLOAT16_BYTES))
+    for start in range(0, count, step):
+        yield encode_features(features.start + start, features.bits[start : start + step])
+
+
+def write_rejection(round_number: int, error: InvalidFieldError | StaleMessageError) -> teacher_pb2.Rejection:
+    """The message that refuses a round."""
+    stale = isinstance(error, StaleMessageError)
+    code = grpc.StatusCode.FAILED_PRECONDITION if stale else grpc.StatusCode.INVALID_ARGUMENT
+    return teacher_pb2.Rejection(
+        round=round_number,
+        code=code.value[0],
+        field=error.field,
+        row=error.row if isinstance(error, InvalidFieldError) else None,
+        reason=error.reason,
+    )
