@@ -67,7 +67,7 @@ class TraceFile:
             structlog.WriteLogger(self._file),
             processors=[structlog.processors.TimeStamper(fmt="iso", utc=True, key="time"), _render],
             wrapper_class=structlog.BoundLogger,
-        )
+        ).bind()
 
     def write(self, event: str, **fields: Any) -> None:
         """One line, flushed."""

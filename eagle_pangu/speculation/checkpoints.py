@@ -7,7 +7,6 @@ and no remote code runs.
 
 from __future__ import annotations
 
-import hashlib
 import json
 from dataclasses import dataclass
 from functools import cached_property
@@ -19,6 +18,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, Pre
 
 from eagle_pangu.speculation.attention import TREE_ATTENTION
 from eagle_pangu.speculation.devices import Device
+from protos.fingerprint import tokenizer_sha256
 
 
 class CheckpointError(Exception):
@@ -41,15 +41,8 @@ class Tokenizer:
 
     @cached_property
     def sha256(self) -> str:
-        """Over the parts that decide ids: vocabulary, merges, added tokens, normalizer and pre-tokenizer.
-
-        Canonical JSON, so that two copies saved by different versions of a library still agree.
-        """
-        document = json.loads(self.json)
-        deciding = {
-            key: document.get(key) for key in ("model", "added_tokens", "normalizer", "pre_tokenizer", "decoder")
-        }
-        return hashlib.sha256(json.dumps(deciding, sort_keys=True, ensure_ascii=True).encode()).hexdigest()
+        """As peers compare it."""
+        return tokenizer_sha256(self.json)
 
 
 @dataclass(frozen=True)

@@ -52,7 +52,7 @@ async def test_an_orchestrator_without_a_draft_offers_teacher_only() -> None:
 
 async def test_a_late_proposal_is_thrown_away_and_the_draft_asked_again() -> None:
     gate = asyncio.Event()
-    async with stack(plan=TWO_RIGHT, draft_deadline_seconds=0.2) as each:
+    async with stack(plan=TWO_RIGHT, draft_deadline_seconds=0.4) as each:
 
         async def late(asked: Asked, _context: Any) -> None:
             if asked.number == 1:
@@ -77,7 +77,7 @@ async def test_a_late_proposal_is_thrown_away_and_the_draft_asked_again() -> Non
 
 
 async def test_a_draft_that_never_answers_is_asked_once() -> None:
-    async with stack(plan=lambda asked: [], draft_deadline_seconds=0.3, draft_retry_seconds=60) as each:
+    async with stack(plan=lambda asked: [], draft_deadline_seconds=0.4, draft_retry_seconds=60) as each:
         stats = exact(await each.generate(max_tokens=TOKENS))
     assert list(stats.fallback_reasons) == ["deadline"]
     assert stats.fallback_rounds == TOKENS - 2
@@ -87,7 +87,7 @@ async def test_a_draft_that_never_answers_is_asked_once() -> None:
 @pytest.mark.parametrize(("rest", "asked"), [(60, 2), (0, 4)])
 async def test_a_draft_that_is_late_twice_in_a_row_gets_a_rest(rest: float, asked: int) -> None:
     answering = asyncio.Semaphore(0)
-    async with stack(plan=TWO_RIGHT, draft_deadline_seconds=0.2, draft_retry_seconds=rest) as each:
+    async with stack(plan=TWO_RIGHT, draft_deadline_seconds=0.4, draft_retry_seconds=rest) as each:
 
         async def late(_asked: Asked, _context: Any) -> None:
             await answering.acquire()
