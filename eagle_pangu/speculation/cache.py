@@ -6,6 +6,7 @@ rule and no attention.
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple
 
@@ -53,7 +54,8 @@ class _SlotLayer(CacheLayerMixin):  # type: ignore[misc]  # transformers is unty
 
     def __init__(self, slot: Slot) -> None:
         super().__init__()
-        self._slot = slot
+        # Weak, so that the KV is freed when the session lets go of its slot, not when a collector comes round.
+        self._slot = weakref.ref(slot)
 
     def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
         """Nothing to do: storage exists from the start."""
@@ -64,15 +66,17 @@ class _SlotLayer(CacheLayerMixin):  # type: ignore[misc]  # transformers is unty
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
         """Length and offset of the keys; only read when transformers builds a mask itself, which we forbid."""
-        return self._slot.written + query_length, 0
+        return self.get_seq_length() + query_length, 0
 
     def get_seq_length(self) -> int:
         """Columns written."""
-        return self._slot.written
+        slot = self._slot()
+        return slot.written if slot else 0
 
     def get_max_length(self) -> int:
         """Capacity in columns."""
-        return self._slot.capacity
+        slot = self._slot()
+        return slot.capacity if slot else 0
 
 
 class Slot(Cache):  # type: ignore[misc]  # transformers is untyped

@@ -33,8 +33,8 @@ def convert(gguf: Path, output: Path) -> None:
     model.is_quantized = False
     model.save_pretrained(output)
     tokenizer.save_pretrained(output)
-    for file in output.iterdir():
-        file.chmod(0o644)  # weights are written for their owner only; an image is built by one user and run by another
+    for path in output.iterdir():
+        path.chmod(0o644)  # weights are written for their owner only; an image is built by one user and run by another
     _report(STEPS)
 
 

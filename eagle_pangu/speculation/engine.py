@@ -176,11 +176,12 @@ class Engine:
         Raises:
             NoInvarianceError: the self-test failed.
         """
-        slot = self.open_slot(self.chunk + BLOCK)
-        prompt = np.arange(min(BLOCK + 3, self.chunk), dtype=np.int64) % self.checkpoint.vocab_size
-        self.prefill(slot, prompt, want_logits=True, want_features=True)
+        slot = self.open_slot()
         tree = TokenTree.build([1, 2, 3, 4, 5, 6, 7], [0, 0, 0, 1, 3, 2, 4])
         tree = TokenTree(tree.token_ids % self.checkpoint.vocab_size, tree.parents)
+        length = min(BLOCK + 3, self.chunk, slot.capacity - tree.rows)
+        prompt = np.arange(length, dtype=np.int64) % self.checkpoint.vocab_size
+        self.prefill(slot, prompt, want_logits=True, want_features=True)
         together = self.verify(slot, tree).logits
         assert together is not None
         if self.numerics.policy != "bitwise":

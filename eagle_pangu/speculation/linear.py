@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import nn
 
 LinearKernel = Callable[[torch.Tensor], torch.Tensor]
-"""[rows, in_features] -> [rows, out_features], any rows >= 1, same dtype."""
+"""[..., in_features] -> [..., out_features], same dtype; the leading dimensions multiply to the row count."""
 
 PROBED_ROWS = (*range(1, 18), 20, 24, 28, 32, 33, 40, 48, 64, 65, 96, 128, 192, 256)
 """Row counts that the probe tries. Only counts that were tried are ever used, so nothing is extrapolated."""
@@ -37,12 +37,7 @@ class KernelLinear(nn.Module):
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
         """[..., in_features] -> [..., out_features]."""
-        rows = inputs.reshape(-1, self.in_features)
-        return self.compute(rows).view(*inputs.shape[:-1], self.out_features)
-
-    def compute(self, rows: torch.Tensor) -> torch.Tensor:
-        """[rows, in_features] -> [rows, out_features]."""
-        return self.kernel(rows)
+        return self.kernel(inputs)
 
 
 class InvariantLinear(KernelLinear):
@@ -60,14 +55,16 @@ class InvariantLinear(KernelLinear):
         self.row_counts = tuple(row_counts)
         self._members = frozenset(row_counts)
 
-    def compute(self, rows: torch.Tensor) -> torch.Tensor:
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
         """As the base, in blocks of counts that belong to the class; rows of zeros fill the last block up."""
+        if inputs.numel() // self.in_features in self._members:
+            return self.kernel(inputs)
+        rows = inputs.reshape(-1, self.in_features)
+        blocks = [self._filled_up(block) for block in torch.split(rows, self.row_counts[-1])]
+        return torch.cat(blocks).view(*inputs.shape[:-1], self.out_features)
+
+    def _filled_up(self, rows: torch.Tensor) -> torch.Tensor:
         count = rows.shape[0]
-        if count in self._members:
-            return self.kernel(rows)
-        largest = self.row_counts[-1]
-        if count > largest:
-            return torch.cat([self.compute(block) for block in torch.split(rows, largest)])
         padded = self.row_counts[bisect_left(self.row_counts, count)]
         return self.kernel(F.pad(rows, (0, 0, 0, padded - count)))[:count]
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
+
 import pytest
 import torch
 
@@ -60,6 +63,17 @@ def test_rows_outside_the_branch_cannot_be_committed(rows: list[int]) -> None:
     with pytest.raises(ValueError, match="expected rows in"):
         slot.commit(rows)
     assert slot.committed_length == 0
+
+
+def test_the_kv_is_freed_with_the_slot_and_waits_for_no_collector() -> None:
+    slot = Slot(SHAPE, 64)
+    storage = weakref.ref(slot._main)
+    gc.disable()
+    try:
+        del slot
+        assert storage() is None
+    finally:
+        gc.enable()
 
 
 def test_commit_without_a_branch_is_refused() -> None:

@@ -190,6 +190,11 @@ def test_rows_beyond_the_capacity_are_refused(tmp_path: Path) -> None:
         target.verify(slot, bushy_tree(5))
 
 
+@pytest.mark.parametrize("capacity", [16, 64, 100])
+def test_an_engine_of_small_slots_warms_up(tmp_path: Path, capacity: int) -> None:
+    engine(tmp_path, slot_capacity=capacity).warm_up()
+
+
 def test_auto_falls_back_to_free_and_says_why_where_no_class_exists(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -17,12 +17,13 @@ class CountingKernel:
         self.good = good
         self.seen: list[int] = []
 
-    def __call__(self, rows: torch.Tensor) -> torch.Tensor:
+    def __call__(self, inputs: torch.Tensor) -> torch.Tensor:
+        rows = inputs.reshape(-1, 8)
         self.seen.append(rows.shape[0])
         exact = torch.stack([(WEIGHT * row).sum(-1) for row in rows])
-        if rows.shape[0] in self.good:
-            return exact
-        return torch.nextafter(exact, torch.tensor(float("inf")))
+        if rows.shape[0] not in self.good:
+            exact = torch.nextafter(exact, torch.tensor(float("inf")))
+        return exact.view(*inputs.shape[:-1], 5)
 
 
 def test_the_probe_finds_exactly_the_counts_that_agree_with_the_reference() -> None:
