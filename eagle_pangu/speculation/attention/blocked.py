@@ -104,12 +104,12 @@ def _block_products(weights: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
     """[kv_heads, rows, columns] weights, [kv_heads, columns, head_dim] values -> [kv_heads, blocks, rows, head_dim]."""
     kv_heads, rows, columns = weights.shape
     blocks = columns // BLOCK
-    return torch.stack(
-        [
-            torch.bmm(weights[head].view(rows, blocks, BLOCK).transpose(0, 1), value[head].view(blocks, BLOCK, -1))
-            for head in range(kv_heads)
-        ]
-    )
+    products = weights.new_empty(kv_heads, blocks, rows, value.shape[-1])
+    for head in range(kv_heads):
+        # Views, not copies: one call over all heads would need the weights in another order.
+        by_block = weights[head].view(rows, blocks, BLOCK).transpose(0, 1)
+        torch.bmm(by_block, value[head].view(blocks, BLOCK, -1), out=products[head])
+    return products
 
 
 def _in_order(partial: torch.Tensor, dim: int) -> torch.Tensor:
