@@ -79,12 +79,13 @@ def build_engine(settings: TeacherSettings) -> Engine:
     threads = device.configure_threads(settings.threads)
     dtype = device.default_dtype() if settings.dtype == "auto" else getattr(torch, settings.dtype)
     engine = _load(settings, device, dtype)
+    engine.warm_up()
     reason = engine.numerics.degraded_reason
     if reason and settings.dtype == "auto" and dtype != torch.float32:
         log.warning("float32 takes the place of the default dtype", reason=reason)
         del engine  # before the second one is loaded
         engine = _load(settings, device, torch.float32)
-    engine.warm_up()
+        engine.warm_up()
     log.info("model ready", device=device.name, threads=threads, **engine.numerics._asdict())
     return engine
 

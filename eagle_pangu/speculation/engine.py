@@ -5,7 +5,6 @@ Blocking, one thread at a time. It knows tensors, trees and slots; no session, n
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import Any, Literal, NamedTuple
@@ -26,7 +25,6 @@ from eagle_pangu.speculation.tree import TokenTree
 
 Mode = Literal["reference", "performance"]
 NumericsChoice = Literal["auto", "bitwise", "free"]
-logger = logging.getLogger(__name__)
 
 
 class Numerics(NamedTuple):
@@ -94,28 +92,36 @@ class Engine:
         self._head_dim = int(getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads)
         self._group = int(config.num_attention_heads) // self._kv_heads
         self._layers = int(config.num_hidden_layers)
-        dtype = self._model.dtype
-        policy, reason, self._kernel = self._choose(numerics, mode)
-        self.numerics = Numerics(str(dtype).removeprefix("torch."), policy, mode, reason)
-        self._kv_dtype = torch.float32 if policy == "bitwise" else dtype
-        self._taps = _FeatureTaps(self._model.base_model.layers)
-
-    def _choose(self, numerics: NumericsChoice, mode: Mode) -> tuple[Literal["bitwise", "free"], str, AttentionKernel]:
-        """Install the linear layers and pick the attention; falls back to `free` only where `auto` allows it."""
-        reason = ""
-        rows = {"tree_rows": self.max_rows + 1, "chunk": self.chunk}
+        self._numerics_asked = numerics
+        self._adopt("free", mode, "")
+        rows = {"tree_rows": max_rows + 1, "chunk": chunk}
         if numerics != "free":
             try:
-                multiple = attention_row_multiple(self._kv_heads, self._head_dim, self.device)
-                install_linears(self._model, self.device, bitwise=True, **rows)
+                self._row_multiple = attention_row_multiple(self._kv_heads, self._head_dim, device)
+                install_linears(self._model, device, bitwise=True, **rows)
+                self._adopt("bitwise", mode, "")
             except NoInvarianceError as error:
-                if numerics == "bitwise":
-                    raise
-                reason = f"no bitwise numerics on this machine: {error}"
-            else:
-                return "bitwise", "", bitwise_kernel(multiple)
-        install_linears(self._model, self.device, bitwise=False, **rows)
-        return "free", reason, eager_kernel() if mode == "reference" else fused_kernel(self.device)
+                self._degrade(error)
+        if self.numerics.policy == "free":
+            install_linears(self._model, device, bitwise=False, **rows)
+        self._taps = _FeatureTaps(self._model.base_model.layers)
+
+    def _adopt(self, policy: Literal["bitwise", "free"], mode: Mode, degraded_reason: str) -> None:
+        """Make a policy the one in force: what is reported, which attention runs, and what KV is kept in."""
+        dtype = self._model.dtype
+        self.numerics = Numerics(str(dtype).removeprefix("torch."), policy, mode, degraded_reason)
+        self._kv_dtype = torch.float32 if policy == "bitwise" else dtype
+        self._kernel: AttentionKernel
+        if policy == "bitwise":
+            self._kernel = bitwise_kernel(self._row_multiple)
+        else:
+            self._kernel = eager_kernel() if mode == "reference" else fused_kernel(self.device)
+
+    def _degrade(self, error: NoInvarianceError) -> None:
+        """Go on under `free`, where nobody insisted on `bitwise`."""
+        if self._numerics_asked == "bitwise":
+            raise error
+        self._adopt("free", self.numerics.mode, f"no bitwise numerics on this machine: {error}")
 
     @property
     def cache_shape(self) -> CacheShape:
@@ -171,10 +177,11 @@ class Engine:
     def warm_up(self) -> None:
         """Run the shapes that serving runs, so that no request pays for first-use work.
 
-        Under `bitwise` this is also the self-test: one tree is compared, bit by bit, with one-by-one decoding.
+        Under `bitwise` this is also the self-test: one tree is compared, bit by bit, with one-by-one decoding. Where it
+        fails the policy becomes `free`, unless `bitwise` was asked for.
 
         Raises:
-            NoInvarianceError: the self-test failed.
+            NoInvarianceError: the self-test failed, and `bitwise` was asked for.
         """
         slot = self.open_slot()
         tree = TokenTree.build([1, 2, 3, 4, 5, 6, 7], [0, 0, 0, 1, 3, 2, 4])
@@ -193,7 +200,8 @@ class Engine:
                 alone = self.prefill(slot, tree.token_ids[ancestor : ancestor + 1], want_logits=True).logits
             assert alone is not None
             if not torch.equal(alone[0], together[row]):
-                raise NoInvarianceError(f"self-test: row {row} of a tree differs from one-by-one decoding")
+                self._degrade(NoInvarianceError(f"self-test: row {row} of a tree differs from one-by-one decoding"))
+                return
 
     def _forward(
         self, slot: Slot, tree: TokenTree, first_row: int, *, logits_from: int | None, taps: bool
