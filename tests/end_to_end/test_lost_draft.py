@@ -53,5 +53,6 @@ async def test_an_absent_draft_is_reported_and_decoding_goes_on(prompts: list[st
         kill(trio.draft.pid)
         answer = await client.generate(chat(prompts[1], "ngram"))
         assert answer.token_ids == plain.token_ids
-        assert answer.speculation.fallback_rounds == answer.speculation.rounds
+        # In the last round one token is left: nobody asks a draft for it, so nothing is lost.
+        assert answer.speculation.fallback_rounds == answer.speculation.rounds - 1
         assert list(answer.speculation.fallback_reasons) == ["unavailable"]
