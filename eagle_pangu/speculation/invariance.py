@@ -16,6 +16,7 @@ from transformers import PreTrainedModel
 from eagle_pangu.speculation.devices import Device
 from eagle_pangu.speculation.linear import InvariantLinear, KernelLinear, probe_row_counts
 from eagle_pangu.speculation.plan import BLOCK
+from eagle_pangu.speculation.projections import share_products
 
 ROW_MULTIPLES = (4, 8, 16)
 """Candidates for the attention's products; one to three rows go through a matrix-vector kernel on common libraries."""
@@ -26,7 +27,7 @@ class NoInvarianceError(Exception):
 
 
 def install_linears(model: PreTrainedModel, device: Device, *, bitwise: bool, tree_rows: int, chunk: int) -> None:
-    """Put the device's linear kernel in the place of every `nn.Linear` of the model.
+    """Join projections of one input, and put the device's linear kernel in the place of every `nn.Linear`.
 
     Args:
         model: an unmodified transformers model; its linear weights are given up to the kernels.
@@ -41,6 +42,7 @@ def install_linears(model: PreTrainedModel, device: Device, *, bitwise: bool, tr
     classes: dict[tuple[int, int, torch.dtype], tuple[int, ...]] = {}
     kernels: dict[int, KernelLinear] = {}
     head = model.get_output_embeddings()
+    share_products(model)
     for module in list(model.modules()):
         for name, layer in list(module.named_children()):
             if type(layer) is not nn.Linear:
