@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 from typing import Annotated
 
@@ -9,7 +10,9 @@ import typer
 
 from eagle_pangu.cli import services
 from eagle_pangu.cli.console import EXPECTED, answers, fail, notes, run
+from eagle_pangu.serving.processes import ProcessDiedError
 from eagle_pangu.serving.settings import Settings
+from eagle_pangu.serving.trio import Trio
 
 
 def up(
@@ -45,6 +48,18 @@ async def _serve(settings: Settings, log_directory: Path | None) -> None:
         host, _, port = trio.target.rpartition(":")
         server = "" if (host, port) == ("127.0.0.1", "50050") else f" --server {trio.target}"
         answers.print(f"orchestrator {trio.target}")
+        notes.print(f"teacher {trio.teacher.target}, draft {trio.draft.target}")
         notes.print(f'try: eagle-pangu generate{server} "Write a haiku about trees."', markup=False)
         notes.print("Ctrl-C drains and stops.", style="dim")
-        await trio.died()
+        draft = asyncio.create_task(_tell_of_a_lost_draft(trio))
+        try:
+            await trio.died()
+        finally:
+            draft.cancel()
+
+
+async def _tell_of_a_lost_draft(trio: Trio) -> None:
+    try:
+        await trio.draft.died()
+    except ProcessDiedError as error:
+        notes.print(f"{error}\ndecoding goes on without a draft", style="yellow", markup=False)

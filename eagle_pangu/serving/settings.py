@@ -92,7 +92,7 @@ class DraftSettings(ServerSettings, ModelSettings):
     model: str = Field(
         default="", description="Model of the standalone drafter; empty: only drafters that need none are offered."
     )
-    slots: int = Field(default=8, ge=1, le=1024, description="Sessions held at once.")
+    slots: int = Field(default=64, ge=1, le=1024, description="Sessions held at once; as many as requests.")
     slot_capacity: int = Field(default=4096, ge=16, description="Tokens that one slot of the standalone drafter holds.")
     ngram_max: int = Field(default=4, ge=1, le=16, description="Longest suffix looked up, in tokens.")
     ngram_min: int = Field(default=1, ge=1, le=16, description="Shortest suffix looked up, in tokens.")

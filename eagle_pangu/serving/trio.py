@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from eagle_pangu.serving.processes import ProcessDiedError, ServiceProcess
-from eagle_pangu.serving.settings import SectionName, Settings
+from eagle_pangu.serving.settings import DraftSettings, SectionName, ServerSettings, Settings, TeacherSettings
 
 State = Literal["launched", "listening", "serving", "stopped"]
 OnState = Callable[[SectionName, State], None]
@@ -34,8 +34,8 @@ class Trio:
         return self.orchestrator.target
 
     async def died(self) -> None:
-        """Wait for any of the three to end, and raise ProcessDiedError."""
-        await self.teacher.unless_died(self.draft.unless_died(self.orchestrator.died()))
+        """Wait for the teacher or the orchestrator to end, and raise ProcessDiedError. A draft can be done without."""
+        await self.teacher.unless_died(self.orchestrator.died())
 
 
 def _ignore_state(_name: SectionName, _state: State) -> None: ...
@@ -47,8 +47,8 @@ async def running_trio(
 ) -> AsyncIterator[Trio]:
     """All three services, serving; drained and stopped on leaving, whatever the reason.
 
-    The teacher and the draft listen on ports of the system's choice; the orchestrator on `settings.orchestrator.port`
-    (0: of the system's choice too).
+    The orchestrator listens on `settings.orchestrator.port`; the teacher and the draft on theirs, or on ports of the
+    system's choice where the settings leave the default.
 
     Args:
         settings: Their configuration; the orchestrator's targets are filled in.
@@ -59,7 +59,10 @@ async def running_trio(
         ProcessDiedError: one ended during the start; carries the end of its log.
         TimeoutError: one was not serving in time.
     """
-    settings = _with_section(_with_section(settings, "teacher", port=0), "draft", port=0)
+    defaults: dict[SectionName, ServerSettings] = {"teacher": TeacherSettings(), "draft": DraftSettings()}
+    for name, default in defaults.items():
+        if getattr(settings, name).port == default.port:
+            settings = _with_section(settings, name, port=0)
     async with contextlib.AsyncExitStack() as stack:
         if log_directory is None:
             log_directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="eagle-pangu-")))

@@ -51,11 +51,20 @@ async def test_a_child_that_cannot_start_is_reported_with_the_reason() -> None:
 
 async def test_a_child_that_dies_later_is_reported_and_the_others_are_stopped() -> None:
     async with running_trio(SETTINGS) as trio:
-        os.kill(trio.draft.pid, signal.SIGKILL)
-        with pytest.raises(ProcessDiedError, match="the draft process ended with status -9"):
+        os.kill(trio.teacher.pid, signal.SIGKILL)
+        with pytest.raises(ProcessDiedError, match="the teacher process ended with status -9"):
             await asyncio.wait_for(trio.died(), timeout=20)
     with pytest.raises(ProcessLookupError):
-        os.kill(trio.teacher.pid, 0)
+        os.kill(trio.draft.pid, 0)
+
+
+async def test_a_dead_draft_is_reported_and_does_not_end_the_rest() -> None:
+    async with running_trio(SETTINGS) as trio:
+        os.kill(trio.draft.pid, signal.SIGKILL)
+        with pytest.raises(ProcessDiedError, match="the draft process ended with status -9"):
+            await trio.draft.died()
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(trio.died(), timeout=0.2)
 
 
 async def test_cancelling_the_parent_drains_the_children(tmp_path: Path) -> None:
