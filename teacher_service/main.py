@@ -79,9 +79,10 @@ def build_engine(settings: TeacherSettings) -> Engine:
     threads = device.configure_threads(settings.threads)
     dtype = device.default_dtype() if settings.dtype == "auto" else getattr(torch, settings.dtype)
     engine = _load(settings, device, dtype)
-    engine.warm_up()
-    reason = engine.numerics.degraded_reason
-    if reason and settings.dtype == "auto" and dtype != torch.float32:
+    replaceable = settings.dtype == "auto" and dtype != torch.float32
+    if not (replaceable and engine.numerics.degraded_reason):
+        engine.warm_up()  # its self-test may find a reason too
+    if replaceable and (reason := engine.numerics.degraded_reason):
         log.warning("float32 takes the place of the default dtype", reason=reason)
         del engine  # before the second one is loaded
         engine = _load(settings, device, torch.float32)
