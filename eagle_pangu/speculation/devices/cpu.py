@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from eagle_pangu.speculation.devices.base import Memory
+from eagle_pangu.speculation.devices.sdpa import sdpa
 from eagle_pangu.speculation.linear import LinearKernel
 
 
@@ -46,9 +47,8 @@ class CpuDevice:
     def fused_attention(
         self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, keep: torch.Tensor, scale: float
     ) -> torch.Tensor:
-        """SDPA; its bool mask means keep."""
-        attended = F.scaled_dot_product_attention(query[None], key[None], value[None], attn_mask=keep, scale=scale)
-        return attended[0]
+        """torch's SDPA."""
+        return sdpa(query, key, value, keep, scale)
 
     def synchronize(self) -> None:
         """CPU operators return when they are done."""
