@@ -36,14 +36,14 @@ class CacheShape(NamedTuple):
 class _Storage:
     """K and V of all layers: [layers, kv_heads, columns, head_dim] each.
 
-    Zeroed, so that a masked column never multiplies 0 by leftover NaN; the operating system hands out zero pages, so
-    unused capacity costs nothing.
+    Uninitialised: attention reads written columns only, or ones that `Slot.clear_values` has zeroed. Memory that is
+    never touched is never backed by a page, so unused capacity costs nothing.
     """
 
     def __init__(self, shape: CacheShape, columns: int) -> None:
         size = (shape.layers, shape.kv_heads, columns, shape.head_dim)
-        self.keys = torch.zeros(size, dtype=shape.dtype, device=shape.device)
-        self.values = torch.zeros(size, dtype=shape.dtype, device=shape.device)
+        self.keys = torch.empty(size, dtype=shape.dtype, device=shape.device)
+        self.values = torch.empty(size, dtype=shape.dtype, device=shape.device)
 
 
 class _SlotLayer(CacheLayerMixin):  # type: ignore[misc]  # transformers is untyped

@@ -19,7 +19,12 @@ from eagle_pangu.speculation.cache import Branch, CacheShape, Slot
 from eagle_pangu.speculation.checkpoints import Checkpoint
 from eagle_pangu.speculation.devices import Device
 from eagle_pangu.speculation.index_guard import IndexGuard
-from eagle_pangu.speculation.invariance import NoInvarianceError, attention_row_multiple, install_linears
+from eagle_pangu.speculation.invariance import (
+    NoInvarianceError,
+    attention_row_multiple,
+    check_softmax,
+    install_linears,
+)
 from eagle_pangu.speculation.plan import BLOCK, ForwardPlan
 from eagle_pangu.speculation.tree import TokenTree
 
@@ -97,6 +102,7 @@ class Engine:
         rows = {"tree_rows": max_rows + 1, "chunk": chunk}
         if numerics != "free":
             try:
+                check_softmax(self._kv_heads * self._group, device)
                 self._row_multiple = attention_row_multiple(self._kv_heads, self._head_dim, device)
                 install_linears(self._model, device, bitwise=True, **rows)
                 self._adopt("bitwise", mode, "")

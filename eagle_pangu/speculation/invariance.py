@@ -1,8 +1,8 @@
 """The start-up probe of the `bitwise` policy: what on this machine leaves a row's bits alone.
 
-Two things are measured for the loaded model, at its shapes and thread count: each linear layer's invariance class of
-row counts, and the row multiple at which the small products of the attention agree. Where either has none, `bitwise`
-cannot be kept, and the caller is told why.
+Measured for the loaded model, at its shapes and thread count: each linear layer's invariance class of row counts, the
+row multiple at which the small products of the attention agree, and that hidden columns behind a row move no bit of its
+softmax. Where one of them fails, `bitwise` cannot be kept, and the caller is told why.
 """
 
 from __future__ import annotations
@@ -20,6 +20,9 @@ from eagle_pangu.speculation.projections import share_products
 
 ROW_MULTIPLES = (4, 8, 16)
 """Candidates for the attention's products; one to three rows go through a matrix-vector kernel on common libraries."""
+
+
+_BLOCK_COUNTS = (1, 2, 3, 4, 5, 7, 8, 9, 15, 16, 17, 31, 32, 33, 64)
 
 
 class NoInvarianceError(Exception):
@@ -107,3 +110,21 @@ def attention_row_multiple(kv_heads: int, head_dim: int, device: Device) -> int:
         ):
             return multiple
     raise NoInvarianceError(f"attention products at head_dim {head_dim}: bits depend on the row count")
+
+
+def check_softmax(rows: int, device: Device) -> None:
+    """Measure that softmax gives a row the same bits however many hidden columns follow, and in any company.
+
+    Raises:
+        NoInvarianceError: it does not, for some number of columns.
+    """
+    generator = torch.Generator().manual_seed(0)
+    scores = torch.randn(rows, _BLOCK_COUNTS[-1] * BLOCK, generator=generator).to(device.torch_device)
+    for seen, blocks in product(_BLOCK_COUNTS, _BLOCK_COUNTS):
+        if blocks < seen:
+            continue
+        columns = seen * BLOCK - 7
+        masked = scores[:, : blocks * BLOCK].clone()
+        masked[:, columns:] = float("-inf")
+        if not torch.equal(masked.softmax(dim=-1)[0, :columns], masked[0, : seen * BLOCK].softmax(dim=-1)[:columns]):
+            raise NoInvarianceError(f"softmax over {columns} columns: bits depend on the {blocks * BLOCK} around them")

@@ -2,11 +2,12 @@
 
 The `bitwise` numerics policy (DESIGN §7). Columns are absolute positions in blocks of `BLOCK`. A tree row's keys are
 taken through the ancestor table into path order, so they lie exactly where plain decoding would have them; blocks that
-all rows see whole are shared. Every product has a fixed inner length, and partial sums are added in block order. Blocks
-and columns that a row does not see add exact zeros.
+all rows see whole are shared. Every product has a fixed inner length, and what lies behind a row's own position adds
+exact zeros at the end of every sum.
 
 Row counts of the products are rounded up to `row_multiple`: a matrix library sums in another order for other counts
-(one to three rows, say), and the engine's probe measures which counts agree on this machine.
+(one to three rows, say). The engine's probe measures which counts agree on this machine, and that hidden columns
+at the end of a softmax move no bit.
 """
 
 from __future__ import annotations
@@ -38,87 +39,80 @@ def blocked_attention(
         [kv_heads, rows, group, head_dim] float32.
     """
     kv_heads, rows, group, head_dim = query.shape
-    stacked = _fill_up(query.reshape(kv_heads, rows * group, head_dim) * scale, row_multiple)
+    stacked = rows * group
     columns = -(-plan.columns // BLOCK) * BLOCK
-    scores = torch.bmm(stacked, key[:, :columns].transpose(1, 2))
-    if plan.is_chain:
-        return _chain(scores, value, plan, rows, group)
-    return _tree(scores, value, plan, rows, group, row_multiple)
-
-
-def _chain(scores: torch.Tensor, value: torch.Tensor, plan: ForwardPlan, rows: int, group: int) -> torch.Tensor:
-    """Cache order is path order: every block is shared, the tail only masked."""
-    kv_heads, stacked, _ = scores.shape
-    end = plan.full_columns + plan.tail_columns
-    scores = scores[:, :, :end]
-    scores[:, : rows * group, plan.full_columns :].masked_fill_(plan.tail_hidden, float("-inf"))
-    weights = (scores - scores.amax(dim=-1, keepdim=True)).exp_()
-    total = _in_order(weights.view(kv_heads, stacked, -1, BLOCK).sum(dim=-1), dim=2)
-    attended = _in_order(_block_products(weights, value[:, :end]), dim=1)
-    return (attended / total[..., None])[:, : rows * group].view(kv_heads, rows, group, -1)
-
-
-def _tree(
-    scores: torch.Tensor, value: torch.Tensor, plan: ForwardPlan, rows: int, group: int, row_multiple: int
-) -> torch.Tensor:
-    """Full blocks are shared; each row's tail is gathered into path order."""
-    kv_heads, stacked, columns = scores.shape
     full, tail = plan.full_columns, plan.tail_columns
-    index = plan.tail_index[None, :, None].expand(kv_heads, rows, group, tail)
-    tail_scores = scores[:, : rows * group, full:].reshape(kv_heads, rows, group, columns - full).gather(-1, index)
-    tail_scores.masked_fill_(plan.tail_hidden.view(rows, group, tail), float("-inf"))
-    highest = tail_scores.amax(dim=-1, keepdim=True)
-    if full:
-        shared = scores[:, :, :full]
-        shared_highest = shared.amax(dim=-1, keepdim=True)
-        highest = torch.maximum(highest, shared_highest[:, : rows * group].view(kv_heads, rows, group, 1))
-        stacked_highest = _fill_up(highest.reshape(kv_heads, rows * group, 1), stacked)
-        shared_weights = (shared - stacked_highest).exp_()
-    tail_weights = (tail_scores - highest).exp_()
-
-    # [kv_heads, rows, group(+), tail] @ [kv_heads, rows, tail, head_dim], one small product a row and block.
-    blocks = tail // BLOCK
-    tail_values = value[:, full:columns].index_select(1, plan.tail_index.reshape(-1))
-    tail_values = tail_values.view(kv_heads * rows * blocks, BLOCK, -1)
-    by_block = tail_weights.view(kv_heads, rows, group, blocks, BLOCK).transpose(2, 3)
-    by_block = _fill_up(by_block.reshape(kv_heads * rows * blocks, group, BLOCK), row_multiple)
-    products = torch.bmm(by_block, tail_values)[:, :group].view(kv_heads, rows, blocks, group, -1)
-    sums = tail_weights.view(kv_heads, rows, group, blocks, BLOCK).sum(dim=-1)
-
-    if full:
-        shared_sums = shared_weights.view(kv_heads, stacked, -1, BLOCK).sum(dim=-1)[:, : rows * group]
-        total = _in_order(shared_sums, dim=2).view(kv_heads, rows, group)
-        attended = _in_order(_block_products(shared_weights, value[:, :full]), dim=1)
-        attended = attended[:, : rows * group].view(kv_heads, rows, group, -1)
+    queries = _fill_up(query.reshape(kv_heads, stacked, head_dim) * scale, row_multiple)
+    scores = torch.bmm(queries, key[:, :columns].transpose(1, 2))
+    if not plan.is_chain:
+        # Path order is never longer than cache order, so it fits in place.
+        cache_order = scores[:, :stacked, full:].view(kv_heads, rows, group, columns - full)
+        index = plan.tail_index[None, :, None].expand(kv_heads, rows, group, tail)
+        scores[:, :stacked, full : full + tail] = cache_order.gather(-1, index).view(kv_heads, stacked, tail)
+    scores[:, :stacked, full : full + tail].masked_fill_(plan.tail_hidden, float("-inf"))
+    weights = scores[:, :, : full + tail].softmax(dim=-1)
+    if plan.is_chain:
+        products = _shared_products(weights, value)
     else:
-        # The first addend: x + 0 is x, so starting at 0 keeps the bits.
-        total = sums.new_zeros(kv_heads, rows, group)
-        attended = products.new_zeros(kv_heads, rows, group, products.shape[-1])
-    for block in range(blocks):
-        total = total + sums[..., block]
-        attended = attended + products[:, :, block]
-    return attended / total[..., None]
+        products = weights.new_empty(kv_heads, (full + tail) // BLOCK, weights.shape[1], head_dim)
+        _shared_products(weights[:, :, :full], value, out=products)
+        tail_values = value[:, full:columns].index_select(1, plan.tail_index.reshape(-1))
+        own = _own_products(weights[:, :stacked, full:].view(kv_heads, rows, group, tail), tail_values, row_multiple)
+        products[:, full // BLOCK :, :stacked] = own
+    return _sum_blocks(products)[:, :stacked].view(kv_heads, rows, group, head_dim)
 
 
-def _block_products(weights: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
-    """[kv_heads, rows, columns] weights, [kv_heads, columns, head_dim] values -> [kv_heads, blocks, rows, head_dim]."""
+def _shared_products(weights: torch.Tensor, value: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
+    """Blocks that all rows read in cache order.
+
+    Args:
+        weights: [kv_heads, rows, columns].
+        value: [kv_heads, >= columns, head_dim].
+        out: [kv_heads, >= blocks, rows, head_dim], of which the first blocks are written.
+
+    Returns:
+        [kv_heads, blocks, rows, head_dim].
+    """
     kv_heads, rows, columns = weights.shape
     blocks = columns // BLOCK
-    products = weights.new_empty(kv_heads, blocks, rows, value.shape[-1])
+    products = weights.new_empty(kv_heads, blocks, rows, value.shape[-1]) if out is None else out[:, :blocks]
+    by_block = weights.view(kv_heads, rows, blocks, BLOCK).transpose(1, 2)
+    value = value[:, :columns].view(kv_heads, blocks, BLOCK, value.shape[-1])
     for head in range(kv_heads):
-        # Views, not copies: one call over all heads would need the weights in another order.
-        by_block = weights[head].view(rows, blocks, BLOCK).transpose(0, 1)
-        torch.bmm(by_block, value[head].view(blocks, BLOCK, -1), out=products[head])
+        # Views, not copies: one call over all heads would need K and V in another order.
+        torch.bmm(by_block[head], value[head], out=products[head])
     return products
 
 
-def _in_order(partial: torch.Tensor, dim: int) -> torch.Tensor:
-    """The sum along `dim`, one addend after another: `sum` would pair them by their number."""
-    first, *rest = partial.unbind(dim)
-    total = first.clone()
-    for addend in rest:
-        total += addend
-    return total
+def _own_products(weights: torch.Tensor, value: torch.Tensor, row_multiple: int) -> torch.Tensor:
+    """Blocks that each row reads in the order of its own path: one small product a row and block.
+
+    Args:
+        weights: [kv_heads, rows, group, tail].
+        value: [kv_heads, rows * tail, head_dim], gathered for each row.
+
+    Returns:
+        [kv_heads, blocks, rows * group, head_dim].
+    """
+    kv_heads, rows, group, tail = weights.shape
+    blocks = tail // BLOCK
+    by_block = weights.view(kv_heads, rows, group, blocks, BLOCK).transpose(2, 3).reshape(-1, group, BLOCK)
+    products = torch.bmm(_fill_up(by_block, row_multiple), value.reshape(by_block.shape[0], BLOCK, -1))
+    by_row = products[:, :group].view(kv_heads, rows, blocks, group, -1)
+    return by_row.transpose(1, 2).reshape(kv_heads, blocks, rows * group, -1)
+
+
+def _sum_blocks(products: torch.Tensor) -> torch.Tensor:
+    """[kv_heads, blocks, rows, head_dim] -> [kv_heads, rows, head_dim], in place.
+
+    Neighbours are added pair by pair, again and again: an order that follows from the blocks' positions alone, so that
+    blocks of zeros at the end change nothing. torch's own `sum` picks its order by the shape.
+    """
+    while products.shape[1] > 1:
+        right = products[:, 1::2]
+        products = products[:, 0::2]
+        products[:, : right.shape[1]] += right
+    return products[:, 0]
 
 
 def _fill_up(rows: torch.Tensor, multiple: int) -> torch.Tensor:
