@@ -3,13 +3,14 @@
     root <- prefill(prompt)
     repeat: tree <- draft.propose(answer)                  the root alone where there is no draft
             path, next <- teacher.verify(tree, commit)     path: the drafted tokens that the teacher would decide itself
-            kept <- stop rules(path + next)                emitted; commit <- path within kept
+            kept <- stop rules(path + next)                commit <- path within kept; emitted while the next round runs
 
 Each module named here does one step and says what it does when things go wrong; nothing goes wrong here.
 """
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import AsyncGenerator
 from typing import NamedTuple
@@ -75,25 +76,44 @@ class Rounds:
         self._trace.open(first.token_id, self.counters.prefill_us)
         cut = self._rules.take([first.token_id])
         self.answer.append(first.token_id)
-        yield Emission([first.token_id], cut.text, [first.margin], cut.end)
 
-        rounds_started = time.perf_counter()
-        commit = 0
-        while cut.end is None:
-            round_started = time.perf_counter()
-            drafted = await self._drafting.propose(self.counters.rounds + 1, self.answer, self._rules.left - 1)
-            decision = await self._teacher.verify(drafted.tree, commit, self.answer)
-            accepted = decision.tree.token_ids[decision.accepted_rows].tolist()
-            run = [*accepted, decision.next_token_id]
-            cut = self._rules.take(run)
-            commit = min(cut.kept, len(accepted))
-            emitted = run[: cut.kept]
-            self._count(drafted, decision, cut, commit, round_started)
-            self.answer += emitted
-            self.counters.rounds_us = microseconds(time.perf_counter() - rounds_started)
-            yield Emission(emitted, cut.text, decision.margins[: cut.kept], cut.end)
+        rounds_started = started = time.perf_counter()
+        number = 1
+        ahead = await self._start(number, 0) if cut.end is None else None
+        try:
+            yield Emission([first.token_id], cut.text, [first.margin], cut.end)
+            while ahead is not None:
+                drafted, decision = await ahead
+                accepted = decision.tree.token_ids[decision.accepted_rows].tolist()
+                run = [*accepted, decision.next_token_id]
+                cut = self._rules.take(run)
+                commit = min(cut.kept, len(accepted))
+                emitted = run[: cut.kept]
+                self.answer += emitted
+                self._trace.epoch = self._teacher.epoch
+                now = time.perf_counter()
+                seconds, started = now - started, now
+                number += 1
+                ahead = await self._start(number, commit) if cut.end is None else None
+                self.counters.rounds_us = microseconds(now - rounds_started)
+                self._count(drafted, decision, cut, commit, seconds)
+                yield Emission(emitted, cut.text, decision.margins[: cut.kept], cut.end)
+        finally:
+            if ahead is not None:
+                ahead.cancel()
+                await asyncio.gather(ahead, return_exceptions=True)
 
-    def _count(self, drafted: Drafted, decision: Decision, cut: Cut, commit: int, started: float) -> None:
+    async def _start(self, number: int, commit: int) -> asyncio.Task[tuple[Drafted, Decision]]:
+        """Send a round on its way: what is left to do for the one before it (trace, emission) costs no time then."""
+        task = asyncio.create_task(self._decide(number, commit))
+        await asyncio.sleep(0)  # its first message goes out now
+        return task
+
+    async def _decide(self, number: int, commit: int) -> tuple[Drafted, Decision]:
+        drafted = await self._drafting.propose(number, self.answer, self._rules.left - 1)
+        return drafted, await self._teacher.verify(drafted.tree, commit, self.answer)
+
+    def _count(self, drafted: Drafted, decision: Decision, cut: Cut, commit: int, seconds: float) -> None:
         fallback = drafted.fallback
         if decision.reopened and drafted.tree.drafted:
             fallback = Fallback.TEACHER_LOST
@@ -101,10 +121,9 @@ class Rounds:
         self.counters.count_round(drafted=decision.tree.drafted, accepted=commit, fallback=fallback, times=times)
         self.counters.drafter = self._drafting.drafter
         if self._trace.enabled:
-            self._trace.epoch = self._teacher.epoch
             self._trace.round(
                 number=self.counters.rounds,
-                committed_length=self._prompt_tokens + len(self.answer) - 1,
+                committed_length=self._prompt_tokens + len(self.answer) - cut.kept - 1,
                 tree=decision.tree,
                 accepted_rows=decision.accepted_rows,
                 next_token_id=decision.next_token_id,
@@ -112,5 +131,5 @@ class Rounds:
                 fallback=fallback,
                 reopened=decision.reopened,
                 times=times,
-                round_us=microseconds(time.perf_counter() - started),
+                round_us=microseconds(seconds),
             )

@@ -12,6 +12,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch.utils.hooks import RemovableHandle
 
 from eagle_pangu.speculation.attention import AttentionKernel
 from eagle_pangu.speculation.attention.kernels import bitwise_kernel, eager_kernel, fused_kernel
@@ -25,6 +26,7 @@ from eagle_pangu.speculation.invariance import (
     check_softmax,
     install_linears,
 )
+from eagle_pangu.speculation.norms import fuse_norms
 from eagle_pangu.speculation.plan import BLOCK, ForwardPlan
 from eagle_pangu.speculation.tree import TokenTree
 
@@ -98,6 +100,7 @@ class Engine:
         self._group = int(config.num_attention_heads) // self._kv_heads
         self._layers = int(config.num_hidden_layers)
         self._numerics_asked = numerics
+        fuse_norms(self._model)
         self._adopt("free", mode, "")
         rows = {"tree_rows": max_rows + 1, "chunk": chunk}
         if numerics != "free":
@@ -243,27 +246,29 @@ class _FeatureTaps:
 
     def __init__(self, layers: Sequence[torch.nn.Module]) -> None:
         count = len(layers)
+        self._layers = layers
         self._places = [min(max(index, 0), count - 1) for index in (2, count // 2, count - 3)]
-        self._seen: dict[int, torch.Tensor] | None = None
-        for index in set(self._places):
-            layers[index].register_forward_pre_hook(self._hook(index), with_kwargs=True)
-
-    def _hook(self, index: int) -> Any:
-        def record(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-            if self._seen is not None:
-                hidden = args[0] if args else kwargs["hidden_states"]
-                self._seen[index] = hidden[0].to(torch.bfloat16)
-
-        return record
 
     @contextmanager
     def recording(self, wanted: bool) -> Iterator[list[torch.Tensor]]:
-        """Yields the list that holds [rows, hidden] of each place once the pass is over."""
+        """Yields the list that holds [rows, hidden] of each place once the pass is over; empty unless wanted."""
         features: list[torch.Tensor] = []
-        self._seen = {} if wanted else None
+        if not wanted:
+            yield features
+            return
+        seen: dict[int, torch.Tensor] = {}
+        # Hooked for this pass alone: a model without hooks runs its layers faster.
+        hooks = [self._hook(index, seen) for index in set(self._places)]
         try:
             yield features
-            if self._seen is not None:
-                features.extend(self._seen[index] for index in self._places)
+            features.extend(seen[index] for index in self._places)
         finally:
-            self._seen = None
+            for hook in hooks:
+                hook.remove()
+
+    def _hook(self, index: int, seen: dict[int, torch.Tensor]) -> RemovableHandle:
+        def record(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            hidden = args[0] if args else kwargs["hidden_states"]
+            seen[index] = hidden[0].to(torch.bfloat16)
+
+        return self._layers[index].register_forward_pre_hook(record, with_kwargs=True)

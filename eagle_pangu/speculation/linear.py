@@ -17,7 +17,7 @@ from torch import nn
 LinearKernel = Callable[[torch.Tensor], torch.Tensor]
 """[..., in_features] -> [..., out_features], same dtype; the leading dimensions multiply to the row count."""
 
-PROBED_ROWS = (*range(1, 18), 20, 24, 28, 32, 33, 40, 48, 64, 65, *range(80, 257, 16))
+PROBED_ROWS = (*range(1, 18), 20, 24, 28, 32, 33, 40, 48, 56, 64, 65, *range(72, 257, 8))
 """Row counts that the probe tries. Only counts that were tried are ever used, so nothing is extrapolated."""
 
 REFERENCE_ROWS = 16

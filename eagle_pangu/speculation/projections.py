@@ -27,17 +27,16 @@ class SharedProduct(nn.Module):
         self.linear.weight = nn.Parameter(torch.cat([layer.weight for layer in layers]), requires_grad=False)
         if first.bias is not None:
             self.linear.bias = nn.Parameter(torch.cat([layer.bias for layer in layers]), requires_grad=False)
-        self._inputs: torch.Tensor | None = None
-        self._outputs: tuple[torch.Tensor, ...] = ()
+        # Not attributes of their own: setting one on a module costs more than a small operator.
+        self._pending: list[tuple[torch.Tensor, tuple[torch.Tensor, ...]]] = []
 
     def part(self, index: int, inputs: torch.Tensor) -> torch.Tensor:
         """Output of one of the layers; the first asks for the product, the last lets go of it."""
-        if index == 0 or inputs is not self._inputs:
-            self._outputs = self.linear(inputs).split(self.sizes, dim=-1)
-            self._inputs = inputs
-        output = self._outputs[index]
+        if index == 0 or not self._pending or inputs is not self._pending[0][0]:
+            self._pending[:] = [(inputs, self.linear(inputs).split(self.sizes, dim=-1))]
+        output = self._pending[0][1][index]
         if index == len(self.sizes) - 1:
-            self._inputs, self._outputs = None, ()
+            self._pending.clear()
         return output
 
 
