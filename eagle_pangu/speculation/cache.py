@@ -34,7 +34,7 @@ class CacheShape(NamedTuple):
 
 
 class _Storage:
-    """K and V of all layers: [layers, kv_heads, columns, head_dim] each.
+    """K and V of all layers: [layers, kv_heads, columns, head_dim] each, and by layer [1, kv_heads, columns, head_dim].
 
     Uninitialised: attention reads written columns only, or ones that `Slot.clear_values` has zeroed. Memory that is
     never touched is never backed by a page, so unused capacity costs nothing.
@@ -44,6 +44,12 @@ class _Storage:
         size = (shape.layers, shape.kv_heads, columns, shape.head_dim)
         self.keys = torch.empty(size, dtype=shape.dtype, device=shape.device)
         self.values = torch.empty(size, dtype=shape.dtype, device=shape.device)
+        self.by_layer = _by_layer(self.keys, self.values)
+
+
+def _by_layer(keys: torch.Tensor, values: torch.Tensor) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """One view of K and one of V for each layer, as a model hands them over: [1, kv_heads, columns, head_dim]."""
+    return list(zip(keys[:, None].unbind(), values[:, None].unbind(), strict=True))
 
 
 class _SlotLayer(CacheLayerMixin):  # type: ignore[misc]  # transformers is untyped
@@ -96,7 +102,7 @@ class Slot(Cache):  # type: ignore[misc]  # transformers is untyped
         self._branch_kind = branch
         self._main = _Storage(shape, self.capacity)
         self._branch = self._main
-        self._write_at = 0
+        self._targets = self._main.by_layer  # what `update` writes to: set by `begin`, for all layers at once
         super().__init__(layers=[_SlotLayer(self) for _ in range(shape.layers)])
 
     @property
@@ -116,8 +122,9 @@ class Slot(Cache):  # type: ignore[misc]  # transformers is untyped
             raise ValueError(f"{self.committed_length} committed tokens and {rows} rows exceed {self.capacity} columns")
         if first_row == 0 and self._branch_kind == "replicate":
             self._replicate()
-        self._write_at = self.committed_length + first_row
         self.branch_rows = rows
+        new = slice(self.committed_length + first_row, self.written)
+        self._targets = _by_layer(self._branch.keys[:, :, new], self._branch.values[:, :, new])
 
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, layer_idx: int, *args: Any, **kwargs: Any
@@ -127,11 +134,10 @@ class Slot(Cache):  # type: ignore[misc]  # transformers is untyped
         Returns:
             The layer's whole K and V, [1, kv_heads, capacity, head_dim]; the plan says which columns count.
         """
-        keys, values = self._branch.keys[layer_idx], self._branch.values[layer_idx]
-        end = self._write_at + key_states.shape[2]
-        keys[:, self._write_at : end] = key_states[0]
-        values[:, self._write_at : end] = value_states[0]
-        return keys[None], values[None]
+        keys, values = self._targets[layer_idx]
+        keys.copy_(key_states)
+        values.copy_(value_states)
+        return self._branch.by_layer[layer_idx]
 
     def commit(self, rows: Sequence[int]) -> None:
         """Make the root and the accepted `rows` (path order, root left out) final, and drop the rest of the branch.

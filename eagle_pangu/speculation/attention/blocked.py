@@ -42,7 +42,8 @@ def blocked_attention(
     stacked = rows * group
     columns = -(-plan.columns // BLOCK) * BLOCK
     full, tail = plan.full_columns, plan.tail_columns
-    queries = _fill_up(query.reshape(kv_heads, stacked, head_dim) * scale, row_multiple)
+    queries = query.new_zeros(kv_heads, stacked - stacked % -row_multiple, head_dim)
+    torch.mul(query.reshape(kv_heads, stacked, head_dim), scale, out=queries[:, :stacked])
     scores = torch.bmm(queries, key[:, :columns].transpose(1, 2))
     if not plan.is_chain:
         # Path order is never longer than cache order, so it fits in place.
@@ -78,9 +79,9 @@ def _shared_products(weights: torch.Tensor, value: torch.Tensor, out: torch.Tens
     products = weights.new_empty(kv_heads, blocks, rows, value.shape[-1]) if out is None else out[:, :blocks]
     by_block = weights.view(kv_heads, rows, blocks, BLOCK).transpose(1, 2)
     value = value[:, :columns].view(kv_heads, blocks, BLOCK, value.shape[-1])
-    for head in range(kv_heads):
-        # Views, not copies: one call over all heads would need K and V in another order.
-        torch.bmm(by_block[head], value[head], out=products[head])
+    for head in zip(by_block.unbind(), value.unbind(), products.unbind(), strict=True):
+        # Views, not copies: one call over all heads would need V in another order.
+        torch.bmm(head[0], head[1], out=head[2])
     return products
 
 
