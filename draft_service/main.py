@@ -38,7 +38,7 @@ class DraftService:
         settings = self._settings
         default = "" if settings.drafter == "none" else settings.drafter
         most = Budget(settings.max_rows, settings.max_depth)
-        servicer = DraftServicer(self._desks, default, self._slots, most)
+        servicer = DraftServicer(self._desks, default, self._slots, most, settings.session_idle_seconds)
         draft_pb2_grpc.add_DraftServiceServicer_to_server(servicer, server)
 
     async def start(self) -> None:

@@ -39,7 +39,7 @@ def read_question(message: draft_pb2.ProposeTree) -> Question:
 
 
 def require_same_ids(identity: ModelIdentity, teacher: model_pb2.ModelFingerprint) -> None:
-    """Refuse a teacher whose ids mean something else than the draft model's.
+    """Refuse a teacher whose ids mean something else than the draft model's, or whose features it cannot read.
 
     Raises:
         FailedPreconditionError: names both sides and every field that differs.
@@ -51,6 +51,8 @@ def require_same_ids(identity: ModelIdentity, teacher: model_pb2.ModelFingerprin
         eos_token_ids=identity.eos_token_ids,
     )
     differences = fingerprint_differences(ours, teacher)
+    if identity.feature_width not in (0, teacher.feature_width):
+        differences.append(f"feature_width: {identity.feature_width} / {teacher.feature_width}")
     if differences:
         raise FailedPreconditionError(
             f"open.teacher: the draft model is {ours.model!r}, the teacher {teacher.model!r} "

@@ -13,6 +13,7 @@ from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any, NamedTuple, TypeAlias
 
+import grpc
 import structlog
 from google.protobuf.message import DecodeError
 from grpc.aio import ServicerContext
@@ -23,7 +24,7 @@ from draft_service.executor import Worker
 from draft_service.opening import Opening
 from draft_service.session import Question, Session
 from draft_service.slots import Slots
-from eagle_pangu.serving.errors import FailedPreconditionError, NotFoundError
+from eagle_pangu.serving.errors import FailedPreconditionError, NotFoundError, ServiceError
 from eagle_pangu.serving.logs import get_logger
 from eagle_pangu.speculation.tree import TokenTree
 from protos.codec import decode_features
@@ -68,13 +69,17 @@ class DraftServicer(draft_pb2_grpc.DraftServiceServicer):
         default_drafter: of sessions that name none.
         slots: sessions held at once.
         most: largest budget that a session may open with.
+        idle_seconds: longest wait for a session's next message.
     """
 
-    def __init__(self, desks: Mapping[str, Desk], default_drafter: str, slots: Slots, most: Budget) -> None:
+    def __init__(
+        self, desks: Mapping[str, Desk], default_drafter: str, slots: Slots, most: Budget, idle_seconds: float
+    ) -> None:
         self._desks = desks
         self._default_drafter = default_drafter
         self._slots = slots
         self._most = most
+        self._idle_seconds = idle_seconds
 
     async def GetDrafters(  # noqa: N802 -- gRPC's name
         self, request: draft_pb2.GetDraftersRequest, context: Context
@@ -84,7 +89,7 @@ class DraftServicer(draft_pb2_grpc.DraftServiceServicer):
 
     async def Propose(self, requests: Requests, context: Context) -> Responses:  # noqa: N802
         """One session."""
-        opening, desk = self._read_open(await _next(requests))
+        opening, desk = self._read_open(await _next(requests, self._idle_seconds))
         structlog.contextvars.bind_contextvars(request_id=opening.request_id, epoch=opening.epoch)
         with self._slots.hold():
             async with desk.open(opening) as session:
@@ -92,7 +97,7 @@ class DraftServicer(draft_pb2_grpc.DraftServiceServicer):
                 try:
                     yield messages.opened(opening.epoch, desk.drafter)
                     await desk.advance(session)
-                    while (request := await _next(requests)) is not None:
+                    while (request := await _next(requests, self._idle_seconds)) is not None:
                         response = await _answer(request, opening, session, desk)
                         if response is not None:
                             yield response
@@ -100,8 +105,10 @@ class DraftServicer(draft_pb2_grpc.DraftServiceServicer):
                     log.info("session ended", round=session.round, tokens=session.length)
 
     def _read_open(self, request: draft_pb2.ProposeRequest | None) -> tuple[Opening, Desk]:
-        if request is None or request.WhichOneof("message") != "open":
-            raise FailedPreconditionError("expected `open` as the first message of a session")
+        kind = None if request is None else request.WhichOneof("message")
+        if request is None or kind != "open":
+            got = f"`{kind}`" if kind else "nothing"
+            raise FailedPreconditionError(f"message: expected `open` as the first one of a session, got {got}")
         opening = messages.read_opening(request.epoch, request.open, self._default_drafter)
         desk = self._desks.get(opening.drafter)
         if desk is None:
@@ -112,15 +119,26 @@ class DraftServicer(draft_pb2_grpc.DraftServiceServicer):
         return opening, desk
 
 
+class SessionIdleError(ServiceError):
+    """The peer was silent for too long. ABORTED: the session cannot go on, but the peer may open another one."""
+
+    code = grpc.StatusCode.ABORTED
+
+
 class _Drafted(NamedTuple):
     tree: TokenTree
     draft_us: int
 
 
-async def _next(requests: Requests) -> draft_pb2.ProposeRequest | None:
-    """The next message; None at the end of the stream."""
+async def _next(requests: Requests, idle_seconds: float) -> draft_pb2.ProposeRequest | None:
+    """The next message; None at the end of the stream. Nothing else is timed: a session that has work is not idle."""
     try:
-        return await anext(requests, None)
+        async with asyncio.timeout(idle_seconds):
+            return await anext(requests, None)
+    except TimeoutError:
+        log.warning("session idle", idle_seconds=idle_seconds)
+        reason = f"message: expected one within {idle_seconds:g} s (draft.session_idle_seconds), got nothing"
+        raise SessionIdleError(reason) from None
     except DecodeError as error:
         raise InvalidFieldError("message", "expected a ProposeRequest, got bytes that do not parse as one") from error
 
@@ -132,7 +150,9 @@ async def _answer(
     received, epoch = time.monotonic(), opening.epoch
     kind = request.WhichOneof("message")
     if kind == "open":
-        raise FailedPreconditionError("expected `propose` or `features`, got a second `open`; open another stream")
+        raise FailedPreconditionError(
+            "message: expected `propose` or `features`, got a second `open`; open another stream"
+        )
     try:
         session.check_epoch(request.epoch)
         if kind == "propose":

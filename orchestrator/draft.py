@@ -1,5 +1,5 @@
 """One session of the draft, seen from the client. Nothing that the draft does, or fails to do, holds a round up for
-longer than its deadline.
+longer than its deadline. What it meets, it tells the breaker that all sessions share.
 
 At most one question is open. A proposal that comes after its deadline is thrown away, and closes the question: from
 then on the two sides agree again. Messages are queued and never block; what to do after a failure is decided elsewhere
@@ -20,6 +20,7 @@ import grpc.aio
 
 from eagle_pangu.serving.logs import get_logger
 from eagle_pangu.speculation.tree import TokenTree
+from orchestrator.breaker import CircuitBreaker
 from orchestrator.counters import PartTimes
 from orchestrator.sessions import Call, Metadata, microseconds, new_epoch, say_goodbye
 from protos.codec import decode_tree
@@ -98,10 +99,13 @@ class DraftSession:
         answering: A question is open: its answer is late, or not due yet.
     """
 
-    def __init__(self, stub: draft_pb2_grpc.DraftServiceAsyncStub, opening: DraftOpening) -> None:
+    def __init__(
+        self, stub: draft_pb2_grpc.DraftServiceAsyncStub, opening: DraftOpening, breaker: CircuitBreaker
+    ) -> None:
         self.opened: draft_pb2.DraftSessionOpened | None = None
         self.answering = False
         self._opening = opening
+        self._breaker = breaker
         self._epoch = new_epoch()
         self._vocab_size = opening.teacher.vocab_size
         self._asked_round = 0
@@ -129,6 +133,7 @@ class DraftSession:
                 while self.opened is None:
                     await self._next()
         except TimeoutError as error:
+            self._breaker.missed(seconds, opened=False)
             raise DraftError(Fallback.DEADLINE, f"session not opened within {seconds:g} s") from error
         return self.opened
 
@@ -163,6 +168,7 @@ class DraftSession:
                 while (answer := self._answer) is None:
                     await self._next()
         except TimeoutError as error:
+            self._breaker.missed(seconds, opened=self.opened is not None)
             raise DraftError(Fallback.DEADLINE, f"no proposal within {seconds:g} s") from error
         spent = microseconds(time.perf_counter() - started)
         if answer.WhichOneof("message") == "rejection":
@@ -228,6 +234,8 @@ class DraftSession:
                 self._progress.set()
             self._end(DraftError(Fallback.UNAVAILABLE, "the draft ended the session"))
         except grpc.aio.AioRpcError as error:
+            if error.code() is grpc.StatusCode.UNAVAILABLE:  # any other status is of this session
+                self._breaker.trip()
             self._end(_meaning(error))
 
     def _receive(self, message: draft_pb2.ProposeResponse) -> None:
@@ -241,6 +249,7 @@ class DraftSession:
         elif self._answers(message):
             self._answer = message
             self.answering = False
+            self._breaker.answered()
         else:
             log.debug("answer of another round ignored", kind=kind)
 
@@ -252,6 +261,7 @@ class DraftSession:
 
     def _end(self, error: DraftError) -> None:
         self._over = error
+        self.answering = False
         self._progress.set()
         self._outgoing.put_nowait(None)
 

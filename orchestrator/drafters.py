@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import grpc
 import grpc.aio
 
 from eagle_pangu.serving.logs import get_logger
+from orchestrator.breaker import CircuitBreaker
 from orchestrator.requests import TEACHER_ONLY
 from protos.v1 import draft_pb2, draft_pb2_grpc
 
 ANSWER_SECONDS = 1.0
+REST_SECONDS = 5.0
 
 log = get_logger(__name__)
 
@@ -25,6 +28,7 @@ class Drafters:
         self._stub = stub
         self._default = default
         self._offered: draft_pb2.GetDraftersResponse | None = None
+        self._breaker = CircuitBreaker(REST_SECONDS, self._ask)
 
     @property
     def default(self) -> str:
@@ -42,9 +46,19 @@ class Drafters:
         if self._stub is None:
             return ()
         remembered = self._offered is not None and (wanted in ("", TEACHER_ONLY) or wanted in self._offered.drafters)
-        if not remembered:
-            try:
-                self._offered = await self._stub.GetDrafters(draft_pb2.GetDraftersRequest(), timeout=ANSWER_SECONDS)
-            except grpc.aio.AioRpcError as error:
-                log.warning("drafters not known", reason=f"{error.code().name}: {error.details()}")
+        if not remembered and not self._breaker.is_open:
+            if await self._ask():
+                self._breaker.answered()
+            else:
+                self._breaker.trip()
         return tuple(self._offered.drafters) if self._offered else None
+
+    async def _ask(self) -> bool:
+        """Whether there was an answer in time; a refusal is one."""
+        assert self._stub is not None
+        try:
+            self._offered = await self._stub.GetDrafters(draft_pb2.GetDraftersRequest(), timeout=ANSWER_SECONDS)
+        except grpc.aio.AioRpcError as error:
+            log.warning("drafters not known", reason=f"{error.code().name}: {error.details()}")
+            return error.code() is not grpc.StatusCode.DEADLINE_EXCEEDED
+        return True

@@ -11,6 +11,8 @@ import time
 from collections.abc import Sequence
 from typing import NamedTuple
 
+import grpc.aio
+
 from eagle_pangu.serving.logs import get_logger
 from eagle_pangu.speculation.tree import TokenTree
 from orchestrator.breaker import CircuitBreaker
@@ -18,7 +20,10 @@ from orchestrator.counters import PartTimes
 from orchestrator.draft import DraftError, DraftOpening, DraftSession, Fallback, Question
 from orchestrator.requests import Request
 from orchestrator.sessions import metadata_of, microseconds
-from protos.v1 import draft_pb2_grpc, model_pb2, tree_pb2
+from protos.v1 import draft_pb2, draft_pb2_grpc, model_pb2, tree_pb2
+
+PROBE_SECONDS = 3.0
+"""Longer than the channel's longest pause between two attempts to connect."""
 
 log = get_logger(__name__)
 
@@ -30,9 +35,10 @@ class DraftService:
         stub: of the service.
         teacher: that will verify.
         deadline_seconds: longest wait for one proposal.
-        rest_seconds: after a failure, time without new use.
+        rest_seconds: after a failure, time without new use; 0: none.
 
     Attributes:
+        breaker: told by the sessions, asked by the requests.
         needs_features: by the name a request gave, whether that drafter reads features; as far as learned.
     """
 
@@ -48,8 +54,17 @@ class DraftService:
         self.teacher = teacher
         self.deadline_seconds = deadline_seconds
         self.rest_seconds = rest_seconds
-        self.breaker = CircuitBreaker(rest_seconds)
+        self.breaker = CircuitBreaker(rest_seconds, self._is_back)
         self.needs_features: dict[str, bool] = {}
+
+    async def _is_back(self) -> bool:
+        request = draft_pb2.GetDraftersRequest()
+        try:
+            await self.stub.GetDrafters(request, timeout=PROBE_SECONDS, wait_for_ready=True)
+        except grpc.aio.AioRpcError as error:
+            log.warning("draft still away", reason=f"{error.code().name}: {error.details()}")
+            return False
+        return True
 
 
 class Drafted(NamedTuple):
@@ -108,15 +123,16 @@ class Drafting:
             answer: tokens decided so far; the last one is the root.
             depth: deepest row that can still be of use.
         """
-        service, session, root = self._service, self._session, TokenTree.root_only(answer[-1])
+        service, root = self._service, TokenTree.root_only(answer[-1])
         depth = min(depth, self._request.depth)
         if service is None or depth <= 0 or self._past_context(len(answer)):
             return Drafted(root, None, PartTimes())
-        if self._is_resting(service):
-            return Drafted(root, self._reason, PartTimes())
+        self._drop_lost_session()
+        resting = self._why_resting(service)
+        if resting is not None:
+            return Drafted(root, resting, PartTimes())
         started = time.perf_counter()
-        if session is None:
-            session = self._open(service, answer[:-1])
+        session = self._session or self._open(service, answer[:-1])
         length = len(self._request.prompt_token_ids) + len(answer)
         question = Question(number, length - 1, answer[self._told :], self._request.rows, depth)
         self._told = len(answer)
@@ -156,7 +172,7 @@ class Drafting:
             sends_features=self._sends_features,
             metadata=metadata_of(request.request_id, request.traceparent),
         )
-        self._session = DraftSession(service.stub, opening)
+        self._session = DraftSession(service.stub, opening, service.breaker)
         self._told = len(answer)
         return self._session
 
@@ -165,22 +181,31 @@ class Drafting:
         limit = opened.context_limit if opened else 0
         return limit > 0 and len(self._request.prompt_token_ids) + answer_tokens > limit
 
-    def _is_resting(self, service: DraftService) -> bool:
-        """The draft is not to be asked now; `_reason` says why."""
+    def _drop_lost_session(self) -> None:
+        """One that died while it was not asked tells nothing of the draft as it is now; a refused one does."""
+        over = self._session.over if self._session else None
+        if over is not None and over.reason is Fallback.UNAVAILABLE:
+            log.warning("draft session lost", reason=str(over))
+            self._reason = over.reason
+            self.close(graceful=False)
+
+    def _why_resting(self, service: DraftService) -> Fallback | None:
+        """Why the draft is not to be asked now; None: it is."""
         if time.monotonic() < self._resting_until:
-            return True
-        if self._session is not None:
-            return self._session.answering
+            return self._reason
+        if self._session is not None and self._session.answering:
+            return Fallback.DEADLINE
+        if service.breaker.is_silent or (self._session is None and service.breaker.is_open):
+            return Fallback.UNAVAILABLE
         # A drafter that reads features cannot start in the middle: those of the earlier tokens are gone.
-        return service.breaker.is_open or self._sends_features
+        return self._reason if self._session is None and self._sends_features else None
 
     def _failed(self, service: DraftService, error: DraftError) -> None:
-        session, self._reason = self._session, error.reason
         log.warning("round without a draft", reason=str(error))
         if error.reason is Fallback.INVALID_TREE:
             return
-        never_opened = session is None or session.opened is None
-        if error.reason is Fallback.DEADLINE and not never_opened:
+        session, self._reason = self._session, error.reason
+        if error.reason is Fallback.DEADLINE and session is not None and session.opened is not None:
             # The late proposal, once it comes, shows that the draft is alive; a draft that is always late gets a rest.
             self._misses += 1
             if self._misses == 1:
@@ -188,8 +213,6 @@ class Drafting:
         else:
             self.close(graceful=False)
         self._resting_until = time.monotonic() + service.rest_seconds
-        if error.reason is Fallback.UNAVAILABLE or never_opened:
-            service.breaker.trip()
 
     def _learn(self, service: DraftService, session: DraftSession) -> None:
         if session.opened is not None:

@@ -2,7 +2,8 @@
 
 A lost session is opened again, elsewhere if need be, on the prompt and the answer so far. The prefill of the new
 session decides the token that the lost round was to decide, so it stands for that round, with a tree of the root alone:
-the tokens are the same, and so are the sums (DESIGN §10). It knows nothing of drafts and stop rules.
+the tokens are the same, and so are the sums (DESIGN §10). While the process drains nobody waits for a teacher: one that
+is there is taken, and without one the request ends. It knows nothing of drafts and stop rules.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from typing import NamedTuple
 
 from eagle_pangu.serving.errors import DeadlineExceededError, ResourceExhaustedError, UnavailableError
 from eagle_pangu.serving.logs import get_logger
+from eagle_pangu.serving.racing import finished_before
 from eagle_pangu.speculation.tree import TokenTree
 from orchestrator.counters import PartTimes
 from orchestrator.deadline import Deadline
@@ -53,14 +55,20 @@ class Teacher:
         stub: of the teacher service.
         opening: of the first session.
         deadline: of the request.
+        draining: set once the process drains.
     """
 
     def __init__(
-        self, stub: teacher_pb2_grpc.TeacherServiceAsyncStub, opening: TeacherOpening, deadline: Deadline
+        self,
+        stub: teacher_pb2_grpc.TeacherServiceAsyncStub,
+        opening: TeacherOpening,
+        deadline: Deadline,
+        draining: asyncio.Event,
     ) -> None:
         self._stub = stub
         self._opening = opening
         self._deadline = deadline
+        self._draining = draining
         self._session: TeacherSession | None = None
         self._attempts_left = REOPEN_ATTEMPTS
 
@@ -90,7 +98,7 @@ class Teacher:
         for attempt in range(OPEN_ATTEMPTS):
             await _pause_before(attempt)
             try:
-                return await self._open(self._opening, wait_for_ready=False)
+                return await self._open(self._opening, patient=False)
             except TeacherLostError as error:
                 reason = str(error)
                 log.warning("teacher session not opened", reason=reason)
@@ -140,7 +148,7 @@ class Teacher:
                     await _pause_before(attempt)
                     self._attempts_left -= 1
                     try:
-                        first = await self._open(opening, wait_for_ready=True)
+                        first = await self._open(opening, patient=not self._draining.is_set())
                     except TeacherLostError as error:
                         reason, full = str(error), None
                     except ResourceExhaustedError as error:
@@ -153,13 +161,16 @@ class Teacher:
             reason = f"{reason}; no other one within {patience:g} s"
         raise full or UnavailableError(f"the teacher is lost: {reason}")
 
-    async def _open(self, opening: TeacherOpening, *, wait_for_ready: bool) -> FirstToken:
+    async def _open(self, opening: TeacherOpening, *, patient: bool) -> FirstToken:
+        """One attempt. patient: wait for a teacher where there is none, until a drain begins."""
         self.close(graceful=False)
         timeout = self._deadline.remaining()
         if timeout is not None and timeout <= 0:
             raise DeadlineExceededError("the request's deadline passed")
-        self._session = TeacherSession(self._stub, opening, timeout=timeout, wait_for_ready=wait_for_ready)
-        return await self._session.prefill()
+        session = self._session = TeacherSession(self._stub, opening, timeout=timeout, wait_for_ready=patient)
+        if patient and not await finished_before(session.connected(), self._draining):
+            raise TeacherLostError("no other one before the drain")
+        return await session.prefill()
 
 
 async def _pause_before(attempt: int) -> None:

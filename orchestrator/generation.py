@@ -5,6 +5,7 @@ It knows neither messages nor gRPC contexts; the steps themselves are `orchestra
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
@@ -36,7 +37,7 @@ class Services:
     """What every request of the process works with.
 
     limits: what they may ask; `default_drafter` left empty. drafters: on offer. draft: None when there is no draft
-    service. answer_seconds: longest wait for one answer of the teacher.
+    service. answer_seconds: longest wait for one answer of the teacher. draining: set once the process drains.
     """
 
     model: ServedModel
@@ -46,6 +47,7 @@ class Services:
     draft: DraftService | None
     trace: TraceFile | None
     answer_seconds: float
+    draining: asyncio.Event
 
 
 class Generation:
@@ -61,7 +63,7 @@ class Generation:
         self.request = request
         self._services = services
         self._drafting = Drafting(services.draft, request)
-        self._teacher = Teacher(services.teacher, self._opening(), deadline)
+        self._teacher = Teacher(services.teacher, self._opening(), deadline, services.draining)
         self._trace = RequestTrace(services.trace, request)
         rules = StopRules(
             Detokenizer(services.model.tokenizer),

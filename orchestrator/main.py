@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import grpc.aio
 
 from eagle_pangu.serving.bootstrap import StartError, run_service
@@ -29,6 +31,7 @@ class OrchestratorService:
         self._settings = settings
         self._channels: list[grpc.aio.Channel] = []
         self._trace: TraceFile | None = None
+        self._draining = asyncio.Event()
         self._servicer = GenerationServicer(self._load, settings.max_concurrent)
 
     def register(self, server: grpc.aio.Server) -> None:
@@ -48,7 +51,8 @@ class OrchestratorService:
         await self._servicer.load()
 
     async def drained(self) -> None:
-        """Return once no request is served."""
+        """Let no request wait for a lost teacher any longer; return once none is served."""
+        self._draining.set()
         await self._servicer.idle()
 
     async def stop(self) -> None:
@@ -77,6 +81,7 @@ class OrchestratorService:
             draft=drafting,
             trace=self._trace,
             answer_seconds=settings.teacher_deadline_seconds,
+            draining=self._draining,
         )
 
     def _channel(self, target: str) -> grpc.aio.Channel:

@@ -103,6 +103,18 @@ class TeacherSession:
         self._round = 0
         self._call: Call = stub.Verify(timeout=timeout, metadata=opening.metadata, wait_for_ready=wait_for_ready)
 
+    async def connected(self) -> None:
+        """Return once a teacher has the call; with `wait_for_ready` that may take until there is one.
+
+        Raises:
+            TeacherLostError: another try may succeed.
+            DeadlineExceededError: the request's own time is over.
+        """
+        try:
+            await self._call.wait_for_connection()
+        except grpc.aio.AioRpcError as error:
+            raise _meaning(error) from error
+
     async def prefill(self) -> FirstToken:
         """Open, and read the prompt.
 

@@ -1,6 +1,7 @@
 """Between the messages of teacher.proto and the session's plain values; the only module here that knows both.
 
-It checks nothing but the fingerprint, which is a message on both sides; the rules are `Opening`'s and `Session`'s.
+It checks the fingerprint, which is a message on both sides, and that what must be there is; the other rules are
+`Opening`'s and `Session`'s.
 """
 
 from __future__ import annotations
@@ -49,7 +50,13 @@ def require_same_ids(ours: model_pb2.ModelFingerprint, theirs: model_pb2.ModelFi
 
 
 def read_opening(epoch: int, message: teacher_pb2.OpenTeacherSession) -> Opening:
-    """The opening as it came, unchecked."""
+    """The opening as it came, unchecked.
+
+    Raises:
+        InvalidFieldError: there is no budget, which is not the same as an empty one.
+    """
+    if not message.HasField("max_budget"):
+        raise InvalidFieldError("open.max_budget", "expected a budget (rows 0 and depth 0: teacher-only), got nothing")
     return Opening(
         epoch=epoch,
         request_id=message.request_id,

@@ -59,25 +59,39 @@ class Opening:
         """
         if not 1 <= len(self.request_id) <= REQUEST_ID_CHARACTERS or not self.request_id.isprintable():
             raise InvalidFieldError("open.request_id", f"expected 1 to {REQUEST_ID_CHARACTERS} printable characters")
+        self._validate_budget(limits)
         self._validate_prompt(limits)
+        most = limits.slot_capacity - len(self.prompt) - self.max_rows
+        if not 1 <= self.max_new_tokens <= most:
+            why = f"{_slot(limits)} less {len(self.prompt)} prompt tokens and {self.max_rows} tree rows"
+            raise InvalidFieldError("open.max_new_tokens", f"expected 1 to {most} ({why}), got {self.max_new_tokens}")
+
+    def _validate_budget(self, limits: Limits) -> None:
         for name, asked, most in (
             ("rows", self.max_rows, limits.max_rows),
             ("depth", self.max_depth, limits.max_depth),
         ):
             if asked > most:
                 raise InvalidFieldError(f"open.max_budget.{name}", f"expected at most {most}, got {asked}")
-        if self.capacity > limits.slot_capacity:
-            raise InvalidFieldError(
-                "open.max_new_tokens",
-                f"expected prompt + new tokens + tree rows within {limits.slot_capacity} tokens of a slot, "
-                f"got {len(self.prompt)} + {self.max_new_tokens} + {self.max_rows} = {self.capacity}",
-            )
+        most = limits.slot_capacity - 2
+        if self.max_rows > most:  # before the prompt, whose own room would be none or less
+            why = f"{_slot(limits)} less a prompt and an answer token"
+            raise InvalidFieldError("open.max_budget.rows", f"expected at most {most} ({why}), got {self.max_rows}")
 
     def _validate_prompt(self, limits: Limits) -> None:
-        field, longest = "open.prompt_token_ids", limits.context_limit - 1
+        field = "open.prompt_token_ids"
+        longest, why = limits.context_limit - 1, f"the model's context of {limits.context_limit} less an answer token"
+        in_slot = limits.slot_capacity - self.max_rows - 1
+        if in_slot < longest:
+            longest, why = in_slot, f"{_slot(limits)} less {self.max_rows} tree rows and an answer token"
         if not 1 <= len(self.prompt) <= longest:
-            raise InvalidFieldError(field, f"expected 1 to {longest} tokens, got {len(self.prompt)}")
+            raise InvalidFieldError(field, f"expected 1 to {longest} tokens ({why}), got {len(self.prompt)}")
         wrong = np.flatnonzero((self.prompt < 0) | (self.prompt >= limits.vocab_size))
         if wrong.size:
             at = int(wrong[0])
             raise InvalidFieldError(field, f"expected an id in [0, {limits.vocab_size}), got {self.prompt[at]}", at)
+
+
+def _slot(limits: Limits) -> str:
+    """A slot in the words of whoever configures it."""
+    return f"a slot of {limits.slot_capacity} tokens, teacher.slot_capacity,"

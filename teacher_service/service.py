@@ -6,17 +6,19 @@ goes on. The stream is the session: however it ends, the slot is free again. It 
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Any, NamedTuple, TypeAlias
 
+import grpc
 import structlog
 from google.protobuf.message import DecodeError
 from grpc.aio import ServicerContext
 
-from eagle_pangu.serving.errors import FailedPreconditionError, UnavailableError
+from eagle_pangu.serving.errors import FailedPreconditionError, ServiceError, UnavailableError
 from eagle_pangu.serving.logs import get_logger
 from eagle_pangu.serving.settings import TeacherSettings
 from eagle_pangu.speculation.engine import Engine
@@ -101,7 +103,8 @@ class TeacherServicer(teacher_pb2_grpc.TeacherServiceServicer):
     async def Verify(self, requests: Requests, context: Context) -> Responses:  # noqa: N802
         """One session."""
         runtime = self._ready()
-        first = await _next(requests)
+        idle_seconds = runtime.settings.session_idle_seconds
+        first = await _next(requests, idle_seconds)
         received = time.monotonic()
         opening = _read_open(first, runtime)
         structlog.contextvars.bind_contextvars(request_id=opening.request_id, epoch=opening.epoch)
@@ -114,7 +117,7 @@ class TeacherServicer(teacher_pb2_grpc.TeacherServiceServicer):
                 yield teacher_pb2.VerifyResponse(epoch=opening.epoch, opened=opened)
                 async for response in _prefill(session, runtime, received, waited_us):
                     yield response
-                while (request := await _next(requests)) is not None:
+                while (request := await _next(requests, idle_seconds)) is not None:
                     yield await _answer(session, runtime, request)
             finally:
                 session.close()
@@ -126,22 +129,35 @@ class TeacherServicer(teacher_pb2_grpc.TeacherServiceServicer):
         return self.runtime
 
 
+class SessionIdleError(ServiceError):
+    """The peer was silent for too long. ABORTED: the session cannot go on, but the peer may open another one."""
+
+    code = grpc.StatusCode.ABORTED
+
+
 class _Answered(NamedTuple):
     verdict: Verdict
     commit_us: int
 
 
-async def _next(requests: Requests) -> teacher_pb2.VerifyRequest | None:
-    """The next message; None at the end of the stream."""
+async def _next(requests: Requests, idle_seconds: float) -> teacher_pb2.VerifyRequest | None:
+    """The next message; None at the end of the stream. Nothing else is timed: a session that has work is not idle."""
     try:
-        return await anext(requests, None)
+        async with asyncio.timeout(idle_seconds):
+            return await anext(requests, None)
+    except TimeoutError:
+        log.warning("session idle", idle_seconds=idle_seconds)
+        reason = f"message: expected one within {idle_seconds:g} s (teacher.session_idle_seconds), got nothing"
+        raise SessionIdleError(reason) from None
     except DecodeError as error:
         raise InvalidFieldError("message", "expected a VerifyRequest, got bytes that do not parse as one") from error
 
 
 def _read_open(request: teacher_pb2.VerifyRequest | None, runtime: Runtime) -> Opening:
-    if request is None or request.WhichOneof("message") != "open":
-        raise FailedPreconditionError("expected `open` as the first message of a session")
+    kind = None if request is None else request.WhichOneof("message")
+    if request is None or kind != "open":
+        got = f"`{kind}`" if kind else "nothing"
+        raise FailedPreconditionError(f"message: expected `open` as the first one of a session, got {got}")
     messages.require_same_ids(runtime.fingerprint, request.open.fingerprint)
     opening = messages.read_opening(request.epoch, request.open)
     opening.validate(runtime.limits)
@@ -174,7 +190,7 @@ async def _answer(session: Session, runtime: Runtime, request: teacher_pb2.Verif
     """The verdict of one round, or its rejection."""
     received, epoch = time.monotonic(), session.opening.epoch
     if request.WhichOneof("message") == "open":
-        raise FailedPreconditionError("expected `verify`, got a second `open`; open another stream")
+        raise FailedPreconditionError("message: expected `verify`, got a second `open`; open another stream")
     try:
         message = messages.read_round(request)
         verdict = session.check(message)

@@ -12,10 +12,10 @@ import typer
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from eagle_pangu.cli.console import notes
-from eagle_pangu.serving.configuration import load_settings
+from eagle_pangu.serving.configuration import SettingsError, load_settings
 from eagle_pangu.serving.settings import SectionName, Settings
 from eagle_pangu.serving.trio import State, Trio, running_trio
-from eagle_pangu.speculation.models import resolve_model
+from eagle_pangu.speculation.models import ModelError, resolve_model
 
 Dtype = Annotated[str | None, typer.Option(help="auto, float32, bfloat16 or float16, of both models.")]
 Mode = Annotated[str | None, typer.Option(help="reference or performance.")]
@@ -49,7 +49,7 @@ class ServiceFlags:
 
         Raises:
             SettingsError: a bad value anywhere.
-            ModelError: a model is not here; names the command that pulls it.
+            ModelError: a model is not here; names the setting, and the command that pulls it.
         """
         both = {"dtype": self.dtype}
         numerics = {"mode": self.mode, "numerics": self.numerics}
@@ -61,8 +61,14 @@ class ServiceFlags:
         settings = load_settings(
             argv, overrides={name: _given(values) for name, values in overrides.items()}, program="eagle-pangu up"
         )
-        for model in filter(None, (settings.teacher.model, settings.draft.model)):
-            resolve_model(model)
+        if settings.draft.drafter == "standalone" and not settings.draft.model:
+            raise SettingsError(
+                "draft.model: expected the name of a pulled model or a transformers directory, "
+                "which the standalone drafter needs, got ''"
+            )
+        for name, model in (("teacher", settings.teacher.model), ("draft", settings.draft.model)):
+            if model:
+                _require_model(name, model)
         return settings
 
 
@@ -91,6 +97,13 @@ async def launched(settings: Settings, log_directory: Path | None = None) -> Asy
             yield trio
         finally:
             notes.print("draining", style="dim")
+
+
+def _require_model(section: str, model: str) -> None:
+    try:
+        resolve_model(model)
+    except ModelError as error:
+        raise ModelError(f"{section}.model: {error}") from None
 
 
 def _given(values: dict[str, Any]) -> dict[str, Any]:

@@ -13,7 +13,7 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Protocol
 
 import grpc.aio
@@ -25,6 +25,7 @@ from eagle_pangu.serving.calls import CallInterceptor
 from eagle_pangu.serving.channels import channel, server_options
 from eagle_pangu.serving.configuration import SettingsError, load_settings
 from eagle_pangu.serving.logs import configure_logging, get_logger
+from eagle_pangu.serving.racing import finished_before
 from eagle_pangu.serving.settings import SectionName, ServerSettings, Settings
 
 __all__ = ["Server", "Service", "StartError", "channel", "run_service", "running", "serve"]
@@ -55,7 +56,7 @@ class Service(Protocol):
         """Load what is needed, off the event loop; no call arrives before it returns. May raise StartError."""
 
     async def drained(self) -> None:
-        """Return once no session runs; no new one begins meanwhile."""
+        """Give up what waits for something that may never come; return once no session runs. No new one begins."""
 
     async def stop(self) -> None:
         """Release everything; called once, after the last call, also when start failed."""
@@ -138,7 +139,7 @@ async def serve(service: Service, settings: ServerSettings, *, on_port: Callable
         on_port(port)
     drain_seconds = settings.drain_seconds
     try:
-        if await _finished_before(server.start(), first):
+        if await finished_before(server.start(), first):
             log.info("serving", port=port)
             await first.wait()
             log.info("draining", drain_seconds=drain_seconds)
@@ -146,7 +147,7 @@ async def serve(service: Service, settings: ServerSettings, *, on_port: Callable
         drain_seconds = 0
         raise
     finally:
-        if not await _finished_before(server.stop(drain_seconds), second):
+        if not await finished_before(server.stop(drain_seconds), second):
             log.warning("drain cut short by a second signal")
     log.info("stopped")
 
@@ -202,22 +203,6 @@ def run_service(name: str, build: Callable[[Settings], Service], section: Sectio
     logging.shutdown()
     # Not sys.exit: the teardown of the interpreter aborts while a thread still loads a model, which cannot be stopped.
     os._exit(status)
-
-
-async def _finished_before(work: Coroutine[object, object, None], event: asyncio.Event) -> bool:
-    """Run `work` to its end (True) or, when the event comes first, cancel it (False)."""
-    task = asyncio.create_task(work)
-    waiter = asyncio.create_task(event.wait())
-    try:
-        await asyncio.wait({task, waiter}, return_when=asyncio.FIRST_COMPLETED)
-        if task.done():
-            task.result()
-            return True
-        return False
-    finally:
-        for each in (task, waiter):
-            each.cancel()
-        await asyncio.gather(task, waiter, return_exceptions=True)
 
 
 def _on_signals(first: asyncio.Event, second: asyncio.Event) -> None:

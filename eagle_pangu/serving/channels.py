@@ -45,5 +45,6 @@ def _shared_options(settings: ServerSettings) -> Options:
         ("grpc.max_receive_message_length", settings.max_message_bytes),
         ("grpc.keepalive_time_ms", int(settings.keepalive_seconds * 1000)),
         ("grpc.keepalive_timeout_ms", PING_TIMEOUT_MS),
+        ("grpc.http2.ping_timeout_ms", PING_TIMEOUT_MS),  # a minute by default, and keepalive pings wait for this one
         ("grpc.keepalive_permit_without_calls", 1),
     ]

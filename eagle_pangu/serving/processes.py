@@ -29,9 +29,9 @@ ENTRY_POINTS: dict[SectionName, str] = {
 START_SECONDS = 300.0
 KILL_SECONDS = 10.0  # past the drain time
 TAIL_LINES = 20
-# OpenMP threads spin this often between two parallel regions, then sleep: a few tens of microseconds. It spares most of
-# the several hundred wake-ups of a forward pass on an idle machine (one row: 112 ms against 127 ms without spinning);
-# ten times as much gains little more there, and beside one busy process on two cores it is twelve times slower.
+# OpenMP threads spin this often between two parallel regions, then sleep. A forward pass is many short regions close
+# after one another, and a short spin spares most of the wake-ups between them. A long one would gain little more, and
+# take the cores from whatever else runs on the machine, the other services first.
 SPIN_COUNT = "10000"
 
 

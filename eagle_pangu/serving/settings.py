@@ -16,7 +16,7 @@ Device = Literal["cpu", "cuda"]
 DTypeChoice = Literal["auto", "float32", "bfloat16", "float16"]
 NumericsChoice = Literal["auto", "bitwise", "free"]
 Mode = Literal["reference", "performance"]
-DrafterName = Literal["ngram", "standalone", "none"]
+DrafterName = Literal["ngram", "standalone", "eagle3", "hybrid", "none"]
 SectionName = Literal["teacher", "draft", "orchestrator"]
 Port = Annotated[int, Field(ge=0, le=65535)]
 
@@ -74,6 +74,9 @@ class TeacherSettings(ServerSettings, ModelSettings):
         default=64, ge=0, description="Sessions that may wait for a slot; past it RESOURCE_EXHAUSTED."
     )
     queue_seconds: float = Field(default=30, ge=0, description="Longest wait for a slot, in seconds.")
+    session_idle_seconds: float = Field(
+        default=300, gt=0, description="Longest wait for a session's next message; past it the session ends."
+    )
     prefill_chunk: int = Field(
         default=256, ge=1, description="Prompt tokens in one forward pass; other sessions run between."
     )
@@ -82,6 +85,13 @@ class TeacherSettings(ServerSettings, ModelSettings):
     branch: Literal["shared", "replicate"] = Field(
         default="shared", description="Branch of the KV cache: shared prefix, or a deep copy (the reference)."
     )
+
+    @field_validator("model")
+    @classmethod
+    def _model_is_named(cls, value: str) -> str:
+        if not value:
+            raise ValueError("expected the name of a pulled model or a transformers directory")
+        return value
 
 
 class DraftSettings(ServerSettings, ModelSettings):
@@ -92,8 +102,21 @@ class DraftSettings(ServerSettings, ModelSettings):
     model: str = Field(
         default="", description="Model of the standalone drafter; empty: only drafters that need none are offered."
     )
+    head: str = Field(
+        default="", description="EAGLE-3 head of the eagle3 and hybrid drafters, a directory; empty: not offered."
+    )
+    embeddings: str = Field(
+        default="smollm2-135m-instruct",
+        description="The head's teacher: its token embeddings, tokenizer and layer count are read, not the model.",
+    )
+    window: int = Field(
+        default=0, ge=0, description="Rows that a row of the head sees, itself included; 0: all. For the ablation."
+    )
     slots: int = Field(default=64, ge=1, le=1024, description="Sessions held at once; as many as requests.")
-    slot_capacity: int = Field(default=4096, ge=16, description="Tokens that one slot of the standalone drafter holds.")
+    slot_capacity: int = Field(default=4096, ge=16, description="Tokens that one slot of a drafter with a model holds.")
+    session_idle_seconds: float = Field(
+        default=300, gt=0, description="Longest wait for a session's next message; past it the session ends."
+    )
     ngram_max: int = Field(default=4, ge=1, le=16, description="Longest suffix looked up, in tokens.")
     ngram_min: int = Field(default=1, ge=1, le=16, description="Shortest suffix looked up, in tokens.")
     ngram_matches: int = Field(default=8, ge=1, le=256, description="Most matches merged into one tree.")

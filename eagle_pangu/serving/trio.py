@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from eagle_pangu.serving.ports import require_free_ports
 from eagle_pangu.serving.processes import ProcessDiedError, ServiceProcess
 from eagle_pangu.serving.settings import DraftSettings, SectionName, ServerSettings, Settings, TeacherSettings
 
@@ -56,6 +57,7 @@ async def running_trio(
         on_state: Told of every step.
 
     Raises:
+        SettingsError: a port is in use; nothing was launched.
         ProcessDiedError: one ended during the start; carries the end of its log.
         TimeoutError: one was not serving in time.
     """
@@ -63,6 +65,7 @@ async def running_trio(
     for name, default in defaults.items():
         if getattr(settings, name).port == default.port:
             settings = _with_section(settings, name, port=0)
+    require_free_ports(settings)
     async with contextlib.AsyncExitStack() as stack:
         if log_directory is None:
             log_directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="eagle-pangu-")))

@@ -63,7 +63,8 @@ class DraftServiceServicer:
         Answers: `opened`, then one `proposal` or `rejection` for each `propose`.
 
         Status at the end of the stream: INVALID_ARGUMENT (bad open), NOT_FOUND (unknown drafter), FAILED_PRECONDITION
-        (teacher fingerprint differs from the draft model's; the message names both), RESOURCE_EXHAUSTED, UNAVAILABLE.
+        (teacher fingerprint differs from the draft model's; the message names both; first message is not `open`, second
+        `open`), RESOURCE_EXHAUSTED, ABORTED (no message within the draft's idle time), UNAVAILABLE.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

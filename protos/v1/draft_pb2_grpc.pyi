@@ -40,7 +40,8 @@ class DraftServiceStub:
     Answers: `opened`, then one `proposal` or `rejection` for each `propose`.
 
     Status at the end of the stream: INVALID_ARGUMENT (bad open), NOT_FOUND (unknown drafter), FAILED_PRECONDITION
-    (teacher fingerprint differs from the draft model's; the message names both), RESOURCE_EXHAUSTED, UNAVAILABLE.
+    (teacher fingerprint differs from the draft model's; the message names both; first message is not `open`, second
+    `open`), RESOURCE_EXHAUSTED, ABORTED (no message within the draft's idle time), UNAVAILABLE.
     """
 
 @_typing.type_check_only
@@ -55,7 +56,8 @@ class DraftServiceAsyncStub(DraftServiceStub):
     Answers: `opened`, then one `proposal` or `rejection` for each `propose`.
 
     Status at the end of the stream: INVALID_ARGUMENT (bad open), NOT_FOUND (unknown drafter), FAILED_PRECONDITION
-    (teacher fingerprint differs from the draft model's; the message names both), RESOURCE_EXHAUSTED, UNAVAILABLE.
+    (teacher fingerprint differs from the draft model's; the message names both; first message is not `open`, second
+    `open`), RESOURCE_EXHAUSTED, ABORTED (no message within the draft's idle time), UNAVAILABLE.
     """
 
 class DraftServiceServicer(metaclass=_abc_1.ABCMeta):
@@ -79,7 +81,8 @@ class DraftServiceServicer(metaclass=_abc_1.ABCMeta):
         Answers: `opened`, then one `proposal` or `rejection` for each `propose`.
 
         Status at the end of the stream: INVALID_ARGUMENT (bad open), NOT_FOUND (unknown drafter), FAILED_PRECONDITION
-        (teacher fingerprint differs from the draft model's; the message names both), RESOURCE_EXHAUSTED, UNAVAILABLE.
+        (teacher fingerprint differs from the draft model's; the message names both; first message is not `open`, second
+        `open`), RESOURCE_EXHAUSTED, ABORTED (no message within the draft's idle time), UNAVAILABLE.
         """
 
 def add_DraftServiceServicer_to_server(servicer: DraftServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -184,7 +184,9 @@ class OpenTeacherSession(_message.Message):
     request_id: _builtins.str
     """For logs and traces on both sides; 1 .. 128 printable characters."""
     max_new_tokens: _builtins.int
-    """Answer tokens that may follow; sizes the slot. prompt + this + tree rows must fit the slot capacity."""
+    """Answer tokens that may follow, >= 1; sizes the slot. prompt + this + max_budget.rows must fit
+    GetModelResponse.slot_capacity.
+    """
     want_features: _builtins.bool
     """Send features of the prompt and of committed rows."""
     @_builtins.property
@@ -194,12 +196,14 @@ class OpenTeacherSession(_message.Message):
     @_builtins.property
     def prompt_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Prompt, and after a failover prompt and committed answer tokens; >= 1 id, each < vocab_size; at most
-        context_limit - 1 of them.
+        context_limit - 1 of them, and at most slot_capacity - max_budget.rows - 1.
         """
 
     @_builtins.property
     def max_budget(self) -> _tree_pb2.TreeBudget:
-        """Largest tree of this session; at most GetModelResponse.max_budget."""
+        """Largest tree of this session; at most GetModelResponse.max_budget. Must be set; rows 0 and depth 0: teacher-only,
+        every tree is the root alone.
+        """
 
     def __init__(
         self,

@@ -76,7 +76,8 @@ class TeacherServiceServicer:
 
         Status at the end of the stream: INVALID_ARGUMENT (bad open), FAILED_PRECONDITION (fingerprint differs, first
         message is not `open`, second `open`), RESOURCE_EXHAUSTED (no slot within the queue limits; with RetryInfo),
-        UNAVAILABLE (draining). A bad `verify` does not end the stream: it is answered by `rejection`.
+        ABORTED (no message within the teacher's idle time; another session may go on), UNAVAILABLE (draining). A bad
+        `verify` does not end the stream: it is answered by `rejection`.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -43,7 +43,8 @@ class TeacherServiceStub:
 
     Status at the end of the stream: INVALID_ARGUMENT (bad open), FAILED_PRECONDITION (fingerprint differs, first
     message is not `open`, second `open`), RESOURCE_EXHAUSTED (no slot within the queue limits; with RetryInfo),
-    UNAVAILABLE (draining). A bad `verify` does not end the stream: it is answered by `rejection`.
+    ABORTED (no message within the teacher's idle time; another session may go on), UNAVAILABLE (draining). A bad
+    `verify` does not end the stream: it is answered by `rejection`.
     """
 
 @_typing.type_check_only
@@ -61,7 +62,8 @@ class TeacherServiceAsyncStub(TeacherServiceStub):
 
     Status at the end of the stream: INVALID_ARGUMENT (bad open), FAILED_PRECONDITION (fingerprint differs, first
     message is not `open`, second `open`), RESOURCE_EXHAUSTED (no slot within the queue limits; with RetryInfo),
-    UNAVAILABLE (draining). A bad `verify` does not end the stream: it is answered by `rejection`.
+    ABORTED (no message within the teacher's idle time; another session may go on), UNAVAILABLE (draining). A bad
+    `verify` does not end the stream: it is answered by `rejection`.
     """
 
 class TeacherServiceServicer(metaclass=_abc_1.ABCMeta):
@@ -94,7 +96,8 @@ class TeacherServiceServicer(metaclass=_abc_1.ABCMeta):
 
         Status at the end of the stream: INVALID_ARGUMENT (bad open), FAILED_PRECONDITION (fingerprint differs, first
         message is not `open`, second `open`), RESOURCE_EXHAUSTED (no slot within the queue limits; with RetryInfo),
-        UNAVAILABLE (draining). A bad `verify` does not end the stream: it is answered by `rejection`.
+        ABORTED (no message within the teacher's idle time; another session may go on), UNAVAILABLE (draining). A bad
+        `verify` does not end the stream: it is answered by `rejection`.
         """
 
 def add_TeacherServiceServicer_to_server(servicer: TeacherServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -51,6 +51,16 @@ def model(tmp_path: Path) -> str:
     return str(tmp_path / "model")
 
 
+def up(model: str, *flags: str, **modules: str) -> subprocess.Popen[str]:
+    """`eagle-pangu up` as a process of its own, with small programs or these modules for services."""
+    program = (
+        "from eagle_pangu.serving import processes; from eagle_pangu.cli.main import app;"
+        f"processes.ENTRY_POINTS.update({SERVICES | modules!r}); app()"
+    )
+    command = [sys.executable, "-c", program, "up", "--port", "0", "--teacher-model", model, *flags]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
 def test_a_text_goes_through_the_chat_template_and_is_streamed(server: str) -> None:
     result = call("generate", "hello", "--server", server)
     assert result.exit_code == 0, result.output
@@ -138,26 +148,66 @@ def test_demo_compares_both_ways_and_fails_when_they_differ(
 def test_up_names_its_address_and_its_end_drains_all_three(
     how: signal.Signals, status: int, model: str, tmp_path: Path
 ) -> None:
-    program = (
-        "from eagle_pangu.serving import processes; from eagle_pangu.cli.main import app;"
-        f"processes.ENTRY_POINTS.update({SERVICES!r}); app()"
-    )
     logs = tmp_path / "logs"
-    flags = ["--port", "0", "--teacher-model", model, "--log-directory", str(logs), "--teacher.slots", "3"]
-    command = [sys.executable, "-c", program, "up", *flags]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as up:
-        assert up.stdout is not None
-        word, target = up.stdout.readline().split()
+    with up(model, "--log-directory", str(logs), "--teacher.slots", "3") as process:
+        assert process.stdout is not None
+        word, target = process.stdout.readline().split()
         assert word == "orchestrator"
         assert call("generate", "hello", "--server", target).exit_code == 0
-        os.kill(up.pid, how)
-        assert up.wait(timeout=20) == status
+        os.kill(process.pid, how)
+        assert process.wait(timeout=20) == status
     assert "slots = 3" in (logs / "teacher.toml").read_text()
     deadline = time.monotonic() + (10 if how == signal.SIGKILL else 0)  # killed, it cannot wait for its children
     for name in SERVICES:
         while '"event": "stopped"' not in (log := (logs / f"{name}.log").read_text()):
             assert time.monotonic() < deadline, log
             time.sleep(0.05)
+
+
+def test_up_ends_running_answers_at_once_when_its_teacher_is_killed(model: str) -> None:
+    with up(model, teacher="tests.cli.dying_teacher", orchestrator="orchestrator.main") as process:
+        assert process.stdout is not None
+        target = process.stdout.readline().split()[1]
+        result = call("generate", "--raw", "hello", "--max-tokens", "50", "--drafter", "none", "--server", target)
+        killed = time.monotonic()
+        assert result.exit_code == 1
+        assert result.stderr.startswith("error: UNAVAILABLE: the teacher is lost: ")
+        assert process.wait(timeout=20) == 1
+        assert time.monotonic() - killed < 10  # far less than the drain time
+        assert process.stderr is not None
+        assert "the teacher process ended with status -9" in process.stderr.read()
+
+
+def test_up_on_a_port_in_use_launches_nothing_and_names_the_setting(
+    server: str, model: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(processes.ServiceProcess, "launch", None)
+    port = server.rpartition(":")[2]
+    result = call("up", "--teacher-model", model, "--port", port)
+    assert result.exit_code == 1
+    assert f"error: orchestrator.port: the address 127.0.0.1:{port} is in use" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (["--teacher-model", ""], "teacher.model: expected the name of a pulled model or a transformers directory"),
+        (["--teacher-model", "nowhere"], "teacher.model: 'nowhere' is neither a directory"),
+        (["--draft-model", "nowhere"], "draft.model: 'nowhere' is neither a directory"),
+        (
+            ["--drafter", "standalone", "--draft-model", ""],
+            "draft.model: expected the name of a pulled model or a transformers directory",
+        ),
+    ],
+)
+def test_up_names_the_setting_of_a_model_that_is_not_there(
+    flags: list[str], said: str, model: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(processes.ServiceProcess, "launch", None)
+    monkeypatch.setenv("EAGLE_PANGU_TEACHER__MODEL", model)
+    result = call("up", *flags)
+    assert result.exit_code == 1
+    assert f"error: {said}" in result.stderr
 
 
 def test_up_stops_with_the_reason_when_a_setting_is_wrong(model: str) -> None:

@@ -10,6 +10,7 @@ import pytest
 from google.rpc import error_details_pb2
 
 from eagle_pangu.serving.errors import details_of
+from orchestrator.teacher import TeacherSession
 from protos.v1 import generation_pb2, teacher_pb2_grpc
 from tests.orchestrator.conftest import Stack, serve, stack
 from tests.orchestrator.scripted import ids_of, plain, scrambled
@@ -132,6 +133,68 @@ async def test_a_teacher_lost_for_good_is_a_status_not_a_hang() -> None:
             await each.generate(max_tokens=TOKENS)
         assert absent.value.code() == grpc.StatusCode.UNAVAILABLE
         await each.draft.idle.wait()
+
+
+async def test_a_teacher_lost_during_a_drain_is_not_waited_for() -> None:
+    async with stack() as each:
+        draining: list[asyncio.Task[None]] = []
+
+        async def drain_and_die(record: Any, _context: Any) -> None:
+            if len(record.rounds) == 3:
+                draining.append(asyncio.create_task(each.service.drained()))
+                draining.append(asyncio.create_task(each.teacher_server.stop(None)))
+                await asyncio.Event().wait()
+
+        each.teacher.on_verify = drain_and_die
+        async with asyncio.timeout(5):  # half the patience
+            with pytest.raises(grpc.aio.AioRpcError, match="the teacher is lost") as lost:
+                await each.generate(max_tokens=TOKENS)
+            assert lost.value.code() == grpc.StatusCode.UNAVAILABLE
+            await asyncio.gather(*draining)
+
+
+async def test_a_drain_ends_the_wait_for_another_teacher(monkeypatch: pytest.MonkeyPatch) -> None:
+    waiting = asyncio.Event()
+    connected = TeacherSession.connected
+
+    async def told(session: TeacherSession) -> None:
+        waiting.set()
+        await connected(session)
+
+    monkeypatch.setattr(TeacherSession, "connected", told)
+    async with stack() as each:
+
+        async def die(record: Any, _context: Any) -> None:
+            if len(record.rounds) == 3:
+                stopping.append(asyncio.create_task(each.teacher_server.stop(None)))
+                await asyncio.Event().wait()
+
+        stopping: list[asyncio.Task[None]] = []
+        each.teacher.on_verify = die
+        generating = asyncio.create_task(each.generate(max_tokens=TOKENS))
+        await waiting.wait()
+        await asyncio.gather(*stopping)
+        assert not generating.done()
+        async with asyncio.timeout(5):
+            await each.service.drained()
+            with pytest.raises(grpc.aio.AioRpcError, match="the teacher is lost") as lost:
+                await generating
+        assert lost.value.code() == grpc.StatusCode.UNAVAILABLE
+
+
+async def test_a_drain_still_takes_another_teacher_that_is_there(usual: Stack) -> None:
+    draining: list[asyncio.Task[None]] = []
+    lose = losing({4})
+
+    async def drain_and_lose(record: Any, context: Any) -> None:
+        if not draining:
+            draining.append(asyncio.create_task(usual.service.drained()))
+        await lose(record, context)
+
+    usual.teacher.on_verify = drain_and_lose
+    exact(await usual.generate(max_tokens=TOKENS))
+    assert len(usual.teacher.sessions) == 2
+    await draining[0]
 
 
 async def test_a_teacher_that_always_fails_is_not_asked_for_ever(usual: Stack) -> None:

@@ -64,6 +64,8 @@ def test_values_are_read_as_the_type_of_their_field(monkeypatch: pytest.MonkeyPa
         ([], {}, "[drafts]\nslots = 1", r"drafts: unknown name"),
         ([], {}, "draft = 1", r"draft: expected a section"),
         ([], {}, "[draft", r"config: .*pangu\.toml is not TOML"),
+        (["--teacher.model", ""], {}, "", r"teacher\.model: expected the name of a pulled model or .*, got ''"),
+        ([], {"EAGLE_PANGU_TEACHER__MODEL": ""}, "", r"teacher\.model: .*\(from EAGLE_PANGU_TEACHER__MODEL\)"),
         (["--draft.ngram_min", "5"], {}, "", r"ngram_min: expected at most ngram_max \(4\), got 5"),
     ],
 )

@@ -8,12 +8,14 @@ import os
 import signal
 from pathlib import Path
 
+import grpc.aio
 import pytest
 
 from eagle_pangu.serving import processes
+from eagle_pangu.serving.configuration import SettingsError
 from eagle_pangu.serving.health import wait_until_serving
 from eagle_pangu.serving.processes import ProcessDiedError
-from eagle_pangu.serving.settings import OrchestratorSettings, SectionName, Settings, TeacherSettings
+from eagle_pangu.serving.settings import OrchestratorSettings, SectionName, ServerSettings, Settings, TeacherSettings
 from eagle_pangu.serving.trio import State, running_trio
 
 SETTINGS = Settings(orchestrator=OrchestratorSettings(port=0))
@@ -47,6 +49,41 @@ async def test_a_child_that_cannot_start_is_reported_with_the_reason() -> None:
         async with running_trio(settings):
             pass
     assert "teacher.model: refused by the test" in str(raised.value)
+
+
+@pytest.mark.parametrize("name", ["teacher", "draft", "orchestrator"])
+async def test_a_port_in_use_is_named_before_anything_is_launched(name: SectionName) -> None:
+    seen: list[tuple[SectionName, State]] = []
+    other = grpc.aio.server()  # with gRPC's own default: ready to share its port
+    port = other.add_insecure_port("127.0.0.1:0")
+    await other.start()
+    own: ServerSettings = getattr(SETTINGS, name)
+    settings = SETTINGS.model_copy(update={name: own.model_copy(update={"port": port})})
+    try:
+        with pytest.raises(SettingsError, match=rf"^{name}\.port: the address 127\.0\.0\.1:{port} is in use"):
+            async with running_trio(settings, on_state=lambda *state: seen.append(state)):
+                pass
+    finally:
+        await other.stop(None)
+    assert seen == []
+
+
+async def test_two_services_on_one_port_are_refused_before_anything_is_launched(unused_tcp_port: int) -> None:
+    settings = Settings(
+        teacher=TeacherSettings(port=unused_tcp_port), orchestrator=OrchestratorSettings(port=unused_tcp_port)
+    )
+    with pytest.raises(SettingsError, match=r"^orchestrator\.port: "):
+        async with running_trio(settings):
+            pass
+
+
+async def test_a_port_found_free_is_left_free_for_the_service(
+    unused_tcp_port: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(processes.ENTRY_POINTS, "orchestrator", "tests.cli.fake_orchestrator")
+    settings = Settings(orchestrator=OrchestratorSettings(port=unused_tcp_port, host="0.0.0.0"))
+    async with running_trio(settings) as trio:
+        assert trio.target == f"127.0.0.1:{unused_tcp_port}"
 
 
 async def test_a_child_that_dies_later_is_reported_and_the_others_are_stopped() -> None:

@@ -93,8 +93,10 @@ BAD_OPENINGS = {
     "no request id": ({"request_id": ""}, "open.request_id"),
     "no prompt": ({"prompt_token_ids": []}, "open.prompt_token_ids"),
     "a prompt id past the vocabulary": ({"prompt_token_ids": [1, 2, VOCAB_SIZE]}, "open.prompt_token_ids[2]"),
-    "a prompt past the context limit": ({"prompt_token_ids": [1] * 120}, "open.prompt_token_ids"),
+    "a prompt past the slot": ({"prompt_token_ids": [1] * 92}, "open.prompt_token_ids"),
+    "no answer token": ({"max_new_tokens": 0}, "open.max_new_tokens"),
     "more than a slot holds": ({"max_new_tokens": 100}, "open.max_new_tokens"),
+    "no budget": ({"max_budget": None}, "open.max_budget"),
     "too large a tree": ({"max_budget": tree_pb2.TreeBudget(rows=9, depth=1)}, "open.max_budget.rows"),
     "too deep a tree": ({"max_budget": tree_pb2.TreeBudget(rows=1, depth=5)}, "open.max_budget.depth"),
 }
@@ -127,17 +129,23 @@ async def test_a_wrong_fingerprint_is_refused_with_a_message_that_names_both_sid
 
 
 async def test_the_first_message_must_be_open_and_only_the_first():
+    expected = "message: expected `open` as the first one of a session, got "
     async with serving(FakeEngine()) as served:
         early = served.session()
         await early.send(verify=teacher_pb2.VerifyTree(round=1))
-        assert (await early.status())[0] is grpc.StatusCode.FAILED_PRECONDITION
+        assert await early.status() == (grpc.StatusCode.FAILED_PRECONDITION, f"{expected}`verify`")
+        hollow = served.session()
+        await hollow.send()
+        assert await hollow.status() == (grpc.StatusCode.FAILED_PRECONDITION, f"{expected}nothing")
         empty = served.session()
         await empty.call.done_writing()
-        assert (await empty.status())[0] is grpc.StatusCode.FAILED_PRECONDITION
+        assert await empty.status() == (grpc.StatusCode.FAILED_PRECONDITION, f"{expected}nothing")
         twice = served.session()
         await twice.open(PROMPT)
         await twice.send_open(PROMPT)
-        assert (await twice.status())[0] is grpc.StatusCode.FAILED_PRECONDITION
+        code, text = await twice.status()
+        assert code is grpc.StatusCode.FAILED_PRECONDITION
+        assert text.startswith("message: expected `verify`, got a second `open`")
         await served.service.slots.idle()
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from eagle_pangu.speculation.tree import TokenTree
 from protos.codec import decode_features
-from protos.v1 import model_pb2, teacher_pb2
+from protos.v1 import model_pb2, teacher_pb2, tree_pb2
 from tests.teacher_service.fakes import (
     FEATURE_WIDTH,
     MARGIN,
@@ -69,6 +69,14 @@ async def test_an_answer_is_the_teachers_own_for_any_draft_and_any_chunking(draf
         session = served.session()
         assert await session.decode(PROMPT, 30, draft) == answer(PROMPT, 30)
         assert await session.close() is grpc.StatusCode.OK
+
+
+async def test_a_session_that_opens_with_an_empty_budget_decodes_teacher_only_and_refuses_a_drafted_row():
+    async with serving(FakeEngine()) as served:
+        session, empty = served.session(), tree_pb2.TreeBudget(rows=0, depth=0)
+        assert await session.decode(PROMPT, 2, root_only, max_budget=empty) == answer(PROMPT, 2)
+        rejection = (await session.verify(2, P + 1, 0, half_right([*PROMPT, *answer(PROMPT, 2)]))).rejection
+        assert rejection.field == "tree.token_ids"
 
 
 async def test_a_session_reopened_from_prompt_and_answer_goes_on_with_the_same_tokens():

@@ -1,0 +1,170 @@
+"""A teacher that follows a script, as a real gRPC service; whatever breaks the contract is kept in `faults`."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+
+import grpc.aio
+
+from eagle_pangu.speculation.tree import TokenTree
+from protos.codec import decode_tree
+from protos.fingerprint import tokenizer_sha256
+from protos.v1 import model_pb2, teacher_pb2, teacher_pb2_grpc, tree_pb2
+from tests.orchestrator.scripted.language import (
+    CHAT_TEMPLATE,
+    CONTEXT_LIMIT,
+    EOS,
+    FEATURE_WIDTH,
+    TOKENIZER_JSON,
+    VOCAB_SIZE,
+    NextToken,
+    scrambled,
+)
+
+
+@dataclass
+class TeacherSessionRecord:
+    """What one teacher session was asked."""
+
+    open: teacher_pb2.OpenTeacherSession
+    epoch: int
+    metadata: dict[str, str]
+    rounds: list[teacher_pb2.VerifyTree] = field(default_factory=list)
+
+
+class ScriptedTeacher(teacher_pb2_grpc.TeacherServiceServicer):
+    """Decides by `next_token`; `on_verify` runs before each verdict and may wait, abort or raise."""
+
+    def __init__(self, next_token: NextToken = scrambled) -> None:
+        self.next_token = next_token
+        self.context_limit = CONTEXT_LIMIT
+        self.slot_capacity = 1024
+        self.max_budget = tree_pb2.TreeBudget(rows=64, depth=32)
+        self.sessions: list[TeacherSessionRecord] = []
+        self.active = 0
+        self.idle = asyncio.Event()
+        self.idle.set()
+        self.faults: list[str] = []
+        self.on_open: Callable[[TeacherSessionRecord, grpc.aio.ServicerContext], Awaitable[None]] | None = None
+        self.on_verify: Callable[[TeacherSessionRecord, grpc.aio.ServicerContext], Awaitable[None]] | None = None
+        self.timings = teacher_pb2.TeacherTimings(queue_us=1, forward_us=20, commit_us=3, total_us=30)
+
+    @property
+    def fingerprint(self) -> model_pb2.ModelFingerprint:
+        """As announced."""
+        return model_pb2.ModelFingerprint(
+            model="scripted",
+            tokenizer_sha256=tokenizer_sha256(TOKENIZER_JSON),
+            vocab_size=VOCAB_SIZE,
+            eos_token_ids=[EOS],
+            feature_width=FEATURE_WIDTH,
+            context_limit=self.context_limit,
+        )
+
+    async def GetModel(self, request, context):  # noqa: N802
+        return teacher_pb2.GetModelResponse(
+            fingerprint=self.fingerprint,
+            numerics=model_pb2.TeacherNumerics(dtype="float32", policy="bitwise", mode="reference"),
+            max_budget=self.max_budget,
+            slot_capacity=self.slot_capacity,
+        )
+
+    async def GetTokenizer(self, request, context):  # noqa: N802
+        return teacher_pb2.GetTokenizerResponse(
+            tokenizer_json=TOKENIZER_JSON, chat_template=CHAT_TEMPLATE, special_tokens={"eos_token": "<|im_end|>"}
+        )
+
+    async def Verify(self, requests, context) -> AsyncIterator[teacher_pb2.VerifyResponse]:  # noqa: N802
+        first = await anext(requests)
+        record = TeacherSessionRecord(first.open, first.epoch, dict(context.invocation_metadata()))
+        self.sessions.append(record)
+        self.active += 1
+        self.idle.clear()
+        try:
+            async for response in self._session(record, requests, context):
+                yield response
+        finally:
+            self.active -= 1
+            if not self.active:
+                self.idle.set()
+
+    async def _session(self, record, requests, context) -> AsyncIterator[teacher_pb2.VerifyResponse]:
+        epoch, opening = record.epoch, record.open
+        history = list(opening.prompt_token_ids)
+        self._check(epoch != 0, "epoch is 0")
+        self._check(len(history) < self.context_limit, "prompt over the limit")
+        needed = len(history) + opening.max_new_tokens + opening.max_budget.rows
+        self._check(needed <= self.slot_capacity, f"{needed} tokens in a slot of {self.slot_capacity}")
+        self._check(opening.max_new_tokens >= 1, "nothing to generate")
+        if self.on_open is not None:
+            await self.on_open(record, context)
+        yield teacher_pb2.VerifyResponse(
+            epoch=epoch,
+            opened=teacher_pb2.TeacherSessionOpened(
+                fingerprint=self.fingerprint,
+                numerics=model_pb2.TeacherNumerics(dtype="float32", policy="bitwise", mode="reference"),
+            ),
+        )
+        if opening.want_features:
+            for start in range(0, len(history), 2):
+                tokens = history[start : start + 2]
+                yield teacher_pb2.VerifyResponse(epoch=epoch, features=features_of(start, tokens))
+        yield teacher_pb2.VerifyResponse(
+            epoch=epoch,
+            prefilled=teacher_pb2.Prefilled(
+                next_token_id=self.next_token(history),
+                committed_length=len(history),
+                margin=0.5,
+                timings=self.timings,
+            ),
+        )
+        pending: list[int] = []
+        async for request in requests:
+            verify = request.verify
+            record.rounds.append(verify)
+            self._check(request.epoch == epoch, "stale epoch")
+            self._check(verify.round == len(record.rounds), f"round {verify.round}, expected {len(record.rounds)}")
+            if verify.round == 1:
+                self._check(verify.commit == 0, "commit in round 1")
+            else:
+                self._check(verify.commit < len(pending), f"commit {verify.commit} of {len(pending)}")
+                history += pending[: verify.commit + 1]
+            self._check(verify.committed_length == len(history), f"{verify.committed_length} != {len(history)}")
+            tree = TokenTree(*decode_tree(verify.tree))
+            budget = opening.max_budget
+            tree.validate(vocab_size=VOCAB_SIZE, max_rows=budget.rows, max_depth=budget.depth)
+            deepest = len(history) + int(tree.depth.max())
+            self._check(deepest < self.context_limit, f"position {deepest} past the context limit")
+            self._check(int(tree.token_ids[0]) == self.next_token(history), "wrong root")
+            if self.on_verify is not None:
+                await self.on_verify(record, context)
+            decided = [
+                self.next_token([*history, *(int(tree.token_ids[r]) for r in tree.ancestors[row][: depth + 1])])
+                for row, depth in enumerate(tree.depth.tolist())
+            ]
+            accepted = tree.accept(decided)
+            pending = [int(tree.token_ids[row]) for row in [0, *accepted]]
+            following = decided[accepted[-1] if accepted else 0]
+            yield teacher_pb2.VerifyResponse(
+                epoch=epoch,
+                verdict=teacher_pb2.Verdict(
+                    round=verify.round,
+                    accepted_rows=accepted,
+                    next_token_id=following,
+                    margins=[0.25] * (len(accepted) + 1),
+                    features=features_of(len(history), pending) if opening.want_features else None,
+                    timings=self.timings,
+                ),
+            )
+
+    def _check(self, right: bool, fault: str) -> None:
+        if not right:
+            self.faults.append(fault)
+
+
+def features_of(start: int, tokens: Sequence[int]) -> tree_pb2.Features:
+    """Features that name their tokens."""
+    data = b"".join(token.to_bytes(2, "little") * FEATURE_WIDTH for token in tokens)
+    return tree_pb2.Features(start=start, count=len(tokens), data=data)
