@@ -13,9 +13,7 @@ from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any, NamedTuple, TypeAlias
 
-import grpc
 import structlog
-from google.protobuf.message import DecodeError
 from grpc.aio import ServicerContext
 
 from draft_service import messages
@@ -24,8 +22,9 @@ from draft_service.executor import Worker
 from draft_service.opening import Opening
 from draft_service.session import Question, Session
 from draft_service.slots import Slots
-from eagle_pangu.serving.errors import FailedPreconditionError, NotFoundError, ServiceError
+from eagle_pangu.serving.errors import FailedPreconditionError, NotFoundError
 from eagle_pangu.serving.logs import get_logger
+from eagle_pangu.serving.streams import next_message
 from eagle_pangu.speculation.tree import TokenTree
 from protos.codec import decode_features
 from protos.errors import InvalidFieldError, StaleMessageError
@@ -89,7 +88,14 @@ class DraftServicer(draft_pb2_grpc.DraftServiceServicer):
 
     async def Propose(self, requests: Requests, context: Context) -> Responses:  # noqa: N802
         """One session."""
-        opening, desk = self._read_open(await _next(requests, self._idle_seconds))
+        read = partial(
+            next_message,
+            requests,
+            draft_pb2.ProposeRequest,
+            idle_seconds=self._idle_seconds,
+            setting="draft.session_idle_seconds",
+        )
+        opening, desk = self._read_open(await read())
         structlog.contextvars.bind_contextvars(request_id=opening.request_id, epoch=opening.epoch)
         with self._slots.hold():
             async with desk.open(opening) as session:
@@ -97,7 +103,7 @@ class DraftServicer(draft_pb2_grpc.DraftServiceServicer):
                 try:
                     yield messages.opened(opening.epoch, desk.drafter)
                     await desk.advance(session)
-                    while (request := await _next(requests, self._idle_seconds)) is not None:
+                    while (request := await read()) is not None:
                         response = await _answer(request, opening, session, desk)
                         if response is not None:
                             yield response
@@ -119,28 +125,9 @@ class DraftServicer(draft_pb2_grpc.DraftServiceServicer):
         return opening, desk
 
 
-class SessionIdleError(ServiceError):
-    """The peer was silent for too long. ABORTED: the session cannot go on, but the peer may open another one."""
-
-    code = grpc.StatusCode.ABORTED
-
-
 class _Drafted(NamedTuple):
     tree: TokenTree
     draft_us: int
-
-
-async def _next(requests: Requests, idle_seconds: float) -> draft_pb2.ProposeRequest | None:
-    """The next message; None at the end of the stream. Nothing else is timed: a session that has work is not idle."""
-    try:
-        async with asyncio.timeout(idle_seconds):
-            return await anext(requests, None)
-    except TimeoutError:
-        log.warning("session idle", idle_seconds=idle_seconds)
-        reason = f"message: expected one within {idle_seconds:g} s (draft.session_idle_seconds), got nothing"
-        raise SessionIdleError(reason) from None
-    except DecodeError as error:
-        raise InvalidFieldError("message", "expected a ProposeRequest, got bytes that do not parse as one") from error
 
 
 async def _answer(

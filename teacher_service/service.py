@@ -6,21 +6,19 @@ goes on. The stream is the session: however it ends, the slot is free again. It 
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Any, NamedTuple, TypeAlias
 
-import grpc
 import structlog
-from google.protobuf.message import DecodeError
 from grpc.aio import ServicerContext
 
-from eagle_pangu.serving.errors import FailedPreconditionError, ServiceError, UnavailableError
+from eagle_pangu.serving.errors import FailedPreconditionError, UnavailableError
 from eagle_pangu.serving.logs import get_logger
 from eagle_pangu.serving.settings import TeacherSettings
+from eagle_pangu.serving.streams import next_message
 from eagle_pangu.speculation.engine import Engine
 from protos.errors import InvalidFieldError, StaleMessageError
 from protos.v1 import model_pb2, teacher_pb2, teacher_pb2_grpc, tree_pb2
@@ -103,8 +101,14 @@ class TeacherServicer(teacher_pb2_grpc.TeacherServiceServicer):
     async def Verify(self, requests: Requests, context: Context) -> Responses:  # noqa: N802
         """One session."""
         runtime = self._ready()
-        idle_seconds = runtime.settings.session_idle_seconds
-        first = await _next(requests, idle_seconds)
+        read = partial(
+            next_message,
+            requests,
+            teacher_pb2.VerifyRequest,
+            idle_seconds=runtime.settings.session_idle_seconds,
+            setting="teacher.session_idle_seconds",
+        )
+        first = await read()
         received = time.monotonic()
         opening = _read_open(first, runtime)
         structlog.contextvars.bind_contextvars(request_id=opening.request_id, epoch=opening.epoch)
@@ -117,7 +121,7 @@ class TeacherServicer(teacher_pb2_grpc.TeacherServiceServicer):
                 yield teacher_pb2.VerifyResponse(epoch=opening.epoch, opened=opened)
                 async for response in _prefill(session, runtime, received, waited_us):
                     yield response
-                while (request := await _next(requests, idle_seconds)) is not None:
+                while (request := await read()) is not None:
                     yield await _answer(session, runtime, request)
             finally:
                 session.close()
@@ -129,28 +133,9 @@ class TeacherServicer(teacher_pb2_grpc.TeacherServiceServicer):
         return self.runtime
 
 
-class SessionIdleError(ServiceError):
-    """The peer was silent for too long. ABORTED: the session cannot go on, but the peer may open another one."""
-
-    code = grpc.StatusCode.ABORTED
-
-
 class _Answered(NamedTuple):
     verdict: Verdict
     commit_us: int
-
-
-async def _next(requests: Requests, idle_seconds: float) -> teacher_pb2.VerifyRequest | None:
-    """The next message; None at the end of the stream. Nothing else is timed: a session that has work is not idle."""
-    try:
-        async with asyncio.timeout(idle_seconds):
-            return await anext(requests, None)
-    except TimeoutError:
-        log.warning("session idle", idle_seconds=idle_seconds)
-        reason = f"message: expected one within {idle_seconds:g} s (teacher.session_idle_seconds), got nothing"
-        raise SessionIdleError(reason) from None
-    except DecodeError as error:
-        raise InvalidFieldError("message", "expected a VerifyRequest, got bytes that do not parse as one") from error
 
 
 def _read_open(request: teacher_pb2.VerifyRequest | None, runtime: Runtime) -> Opening:
