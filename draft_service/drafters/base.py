@@ -32,15 +32,17 @@ class Budget(NamedTuple):
 
 
 class ModelIdentity(NamedTuple):
-    """The model behind a drafter, as far as its ids must be the teacher's.
+    """The model behind a drafter, as far as it must fit the teacher.
 
-    model: name, informative; tokenizer_sha256: lower-case hex; vocab_size: number of ids; eos_token_ids: ascending.
+    model: name, informative; tokenizer_sha256: lower-case hex; vocab_size: number of ids; eos_token_ids: ascending;
+    feature_width: values of one token's features, 0 where the model reads none.
     """
 
     model: str
     tokenizer_sha256: str
     vocab_size: int
     eos_token_ids: tuple[int, ...]
+    feature_width: int = 0
 
 
 class DraftSession(Protocol):

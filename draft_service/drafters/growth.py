@@ -3,10 +3,13 @@
 Pure NumPy: where children and their log-probabilities come from is not known here. Nodes are numbered as they are
 added, so a parent has a smaller number than its children; scores are float32 sums of log-probabilities <= 0, so it
 never has a smaller score either. Ordering by score and then by number therefore puts a parent before its children, and
-any first part of that order is closed under parents, ties included (DESIGN §3).
+any first part of that order is closed under parents, ties included (DESIGN §3). `Branch` keeps the books of a drafter
+that expands nodes in a KV cache: which of its rows is which node.
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -76,3 +79,31 @@ class TreeGrowth:
     def tree(self) -> TokenTree:
         """The best `rows` candidates of all levels, under the root."""
         return best_subtree(self.candidates, self._rows)
+
+
+class Branch:
+    """The rows that a growing tree has in a slot: decided tokens in a chain, the last one the root, then the nodes.
+
+    Args:
+        decided: >= 1 tokens of the chain, not final in the slot yet.
+
+    Attributes:
+        decided: rows of the chain.
+        tree: the rows as they lie in the slot, without scores.
+    """
+
+    def __init__(self, decided: Sequence[int]) -> None:
+        self.decided = len(decided)
+        self.tree = TokenTree.build(decided, np.maximum(np.arange(len(decided)) - 1, 0))
+        self._row_of_node = {0: len(decided) - 1}
+
+    def add_frontier(self, growth: TreeGrowth) -> int:
+        """Append the nodes that are expanded next, whose parents are here already; returns the first new row."""
+        first, nodes = self.tree.rows, growth.frontier
+        parents = [self._row_of_node[parent] for parent in growth.candidates.parents[nodes].tolist()]
+        self._row_of_node.update((node, first + place) for place, node in enumerate(nodes.tolist()))
+        self.tree = TokenTree(
+            np.concatenate([self.tree.token_ids, growth.candidates.token_ids[nodes]]),
+            np.concatenate([self.tree.parents, np.array(parents, dtype=np.int64)]),
+        )
+        return first

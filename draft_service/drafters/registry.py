@@ -30,9 +30,25 @@ def _load_standalone(settings: DraftSettings) -> Drafter:
     return load_standalone(settings)
 
 
+def _load_eagle3(settings: DraftSettings) -> Drafter:
+    from draft_service.drafters.heads import load_eagle3
+
+    return load_eagle3(settings)
+
+
+def _load_hybrid(settings: DraftSettings) -> Drafter:
+    from draft_service.drafters.heads import load_eagle3
+    from draft_service.drafters.hybrid import HybridDrafter
+
+    # A head of its own: another thread may be drafting with the one of `eagle3`.
+    return HybridDrafter(load_eagle3(settings), settings.ngram_min, settings.ngram_max, settings.ngram_matches)
+
+
 DRAFTERS: dict[str, Entry] = {
     "ngram": Entry(lambda settings: True, _load_ngram),
     "standalone": Entry(lambda settings: bool(settings.model), _load_standalone),
+    "eagle3": Entry(lambda settings: bool(settings.head), _load_eagle3),
+    "hybrid": Entry(lambda settings: bool(settings.head), _load_hybrid),
 }
 
 

@@ -7,54 +7,23 @@ writes stays in the slot as a branch, and the part of it that the teacher decide
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from draft_service.drafters.base import Budget, DrafterError, ModelIdentity
-from draft_service.drafters.growth import TreeGrowth
+from draft_service.drafters.children import top_children
+from draft_service.drafters.compute import configured_compute
+from draft_service.drafters.growth import Branch, TreeGrowth
 from eagle_pangu.serving.settings import DraftSettings
 from eagle_pangu.speculation.checkpoints import CheckpointError, load_checkpoint
-from eagle_pangu.speculation.devices import get_device
 from eagle_pangu.speculation.engine import Engine
 from eagle_pangu.speculation.models import ModelError, resolve_model
 from eagle_pangu.speculation.tree import TokenTree
 
 CATCH_UP_ROWS = 8
 """Most decided tokens, the root included, that a round reads as the first rows of its branch; more are prefilled."""
-
-
-class Children(NamedTuple):
-    """The best next tokens of several rows.
-
-    rows: [children] which row of the logits, ascending. token_ids: [children], best first within a row.
-    log_probs: [children] float32, finite.
-    """
-
-    rows: NDArray[np.int64]
-    token_ids: NDArray[np.int64]
-    log_probs: NDArray[np.float32]
-
-
-def top_children(logits: torch.Tensor, width: int) -> Children:
-    """The `width` most probable tokens of each row, ties by id; fewer where fewer have a finite log-probability.
-
-    `topk` leaves the order of ties open, so it only finds the threshold.
-
-    Args:
-        logits: [rows, vocab_size] of any float dtype; log-probabilities are float32.
-    """
-    log_probs = torch.log_softmax(logits.float(), dim=-1)
-    threshold = log_probs.topk(min(width, log_probs.shape[1])).values[:, -1:]
-    places = ((log_probs >= threshold) & log_probs.isfinite()).nonzero()
-    rows, token_ids = places.cpu().numpy().T
-    values = log_probs[places[:, 0], places[:, 1]].cpu().numpy()
-    order = np.lexsort((token_ids, -values, rows))
-    rank = np.arange(len(order)) - np.searchsorted(rows, rows)
-    order = order[rank < width]
-    return Children(rows[order], token_ids[order], values[order])
 
 
 class StandaloneSession:
@@ -71,7 +40,7 @@ class StandaloneSession:
         self._tokens = list(prompt)
         self._width = width
         self._context_limit = context_limit
-        self._branch: TokenTree | None = None
+        self._branch: Branch | None = None
 
     def extend(self, token_ids: Sequence[int]) -> None:
         """Append decided tokens; they are read when the next work is done."""
@@ -100,14 +69,13 @@ class StandaloneSession:
             pass
         logits = self._read_root()
         assert self._branch is not None
-        branch_row = {0: self._branch.rows - 1}
         for level in range(1, depth + 1):
             children = top_children(logits, self._width)
             growth.expand(growth.frontier[children.rows], children.token_ids, children.log_probs)
-            room = self._slot.capacity - self._slot.committed_length - self._branch.rows
+            room = self._slot.capacity - self._slot.committed_length - self._branch.tree.rows
             if level == depth or not 0 < len(growth.frontier) <= room:
                 break
-            logits = self._read_frontier(growth, branch_row)
+            logits = self._read_frontier(growth)
         return growth.tree()
 
     def close(self) -> None:
@@ -120,32 +88,25 @@ class StandaloneSession:
             return
         path, row = [], 0
         for token_id in decided:
-            if token_id not in self._branch.children[row]:
+            if token_id not in self._branch.tree.children[row]:
                 break
-            row = self._branch.children[row][token_id]
+            row = self._branch.tree.children[row][token_id]
             path.append(row)
         self._engine.commit(self._slot, path)
         self._branch = None
 
     def _read_root(self) -> torch.Tensor:
         """Begin a branch with the tokens not read yet; [1, vocab_size] logits of the last one, the root."""
-        chain = self._tokens[self._slot.committed_length :]
-        self._branch = TokenTree.build(chain, np.maximum(np.arange(len(chain)) - 1, 0))
-        logits = self._engine.verify(self._slot, self._branch, want_features=False).logits
+        self._branch = Branch(self._tokens[self._slot.committed_length :])
+        logits = self._engine.verify(self._slot, self._branch.tree, want_features=False).logits
         assert logits is not None
         return logits[-1:]
 
-    def _read_frontier(self, growth: TreeGrowth, branch_row: dict[int, int]) -> torch.Tensor:
-        """Add the frontier to the branch; [frontier, vocab_size] logits. `branch_row` learns where the nodes lie."""
+    def _read_frontier(self, growth: TreeGrowth) -> torch.Tensor:
+        """Add the frontier to the branch; [frontier, vocab_size] logits."""
         assert self._branch is not None
-        first, nodes = self._branch.rows, growth.frontier
-        parents = [branch_row[parent] for parent in growth.candidates.parents[nodes].tolist()]
-        branch_row.update((node, first + place) for place, node in enumerate(nodes.tolist()))
-        self._branch = TokenTree(
-            np.concatenate([self._branch.token_ids, growth.candidates.token_ids[nodes]]),
-            np.concatenate([self._branch.parents, np.array(parents, dtype=np.int64)]),
-        )
-        logits = self._engine.grow(self._slot, self._branch, first).logits
+        first = self._branch.add_frontier(growth)
+        logits = self._engine.grow(self._slot, self._branch.tree, first).logits
         assert logits is not None
         return logits
 
@@ -181,12 +142,7 @@ def load_standalone(settings: DraftSettings) -> StandaloneDrafter:
     Raises:
         DrafterError: the model or the device cannot be used.
     """
-    try:
-        device = get_device(settings.device)
-    except RuntimeError as error:
-        raise DrafterError(f"draft.device: {error}") from error
-    device.configure_threads(settings.threads)
-    dtype = device.default_dtype() if settings.dtype == "auto" else getattr(torch, settings.dtype)
+    device, dtype = configured_compute(settings)
     try:
         checkpoint = load_checkpoint(resolve_model(settings.model), dtype, device)
     except (CheckpointError, ModelError) as error:

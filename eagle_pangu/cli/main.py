@@ -11,6 +11,7 @@ from eagle_pangu.cli.demo import demo
 from eagle_pangu.cli.generate import generate
 from eagle_pangu.cli.models import app as models
 from eagle_pangu.cli.trace import app as trace
+from eagle_pangu.cli.train_draft import train_draft
 from eagle_pangu.cli.up import up
 from eagle_pangu.serving.configuration import load_settings, to_toml
 
@@ -27,6 +28,7 @@ app.command()(generate)
 app.command()(demo)
 app.command()(bench)
 app.command("bench-numerics")(bench_numerics)
+app.command("train-draft", context_settings={**PASS_ON, "help_option_names": []})(train_draft)
 app.add_typer(models, name="models")
 app.add_typer(trace, name="trace")
 

@@ -1,0 +1,40 @@
+"""From logits to the best next tokens of every row: where a model's tensors become the host's arrays."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+
+class Children(NamedTuple):
+    """The best next tokens of several rows.
+
+    rows: [children] which row of the logits, ascending. token_ids: [children], best first within a row.
+    log_probs: [children] float32, finite.
+    """
+
+    rows: NDArray[np.int64]
+    token_ids: NDArray[np.int64]
+    log_probs: NDArray[np.float32]
+
+
+def top_children(logits: torch.Tensor, width: int) -> Children:
+    """The `width` most probable tokens of each row, ties by id; fewer where fewer have a finite log-probability.
+
+    `topk` leaves the order of ties open, so it only finds the threshold.
+
+    Args:
+        logits: [rows, vocab_size] of any float dtype; log-probabilities are float32.
+    """
+    log_probs = torch.log_softmax(logits.float(), dim=-1)
+    threshold = log_probs.topk(min(width, log_probs.shape[1])).values[:, -1:]
+    places = ((log_probs >= threshold) & log_probs.isfinite()).nonzero()
+    rows, token_ids = places.cpu().numpy().T
+    values = log_probs[places[:, 0], places[:, 1]].cpu().numpy()
+    order = np.lexsort((token_ids, -values, rows))
+    rank = np.arange(len(order)) - np.searchsorted(rows, rows)
+    order = order[rank < width]
+    return Children(rows[order], token_ids[order], values[order])
