@@ -51,8 +51,8 @@ class DraftService:
         names = offered(settings)
         if settings.drafter not in ("none", *names):
             raise StartError(
-                f"draft.drafter: expected one of {', '.join(names)} (a drafter with a model needs draft.model), "
-                f"got {settings.drafter!r}"
+                f"draft.drafter: expected one of {', '.join(names)} (standalone needs draft.model, eagle3 and hybrid "
+                f"draft.head), got {settings.drafter!r}"
             )
         for name in names:
             worker = Worker(name)

@@ -19,13 +19,14 @@ from draft_service.drafters.head_engine import HeadEngine
 from eagle_pangu.serving.settings import DraftSettings
 from eagle_pangu.speculation.checkpoints import (
     CheckpointError,
-    _eos_token_ids,
-    _load_config,
-    _load_tokenizer,
-    _token_ids,
+    known_vocab_size,
+    read_config,
+    read_eos_token_ids,
+    read_tokenizer,
 )
 from eagle_pangu.speculation.eagle3.formats import HeadError, load_head
 from eagle_pangu.speculation.eagle3.head import HeadConfig
+from eagle_pangu.speculation.engine import feature_layers
 from eagle_pangu.speculation.models import ModelError, resolve_model
 
 EMBEDDING = "embed_tokens.weight"
@@ -89,15 +90,15 @@ def read_teacher(directory: Path) -> Teacher:
     Raises:
         CheckpointError: it is not there, or cannot be read.
     """
-    config, tokenizer = _load_config(directory), _load_tokenizer(directory)
+    config, tokenizer = read_config(directory), read_tokenizer(directory)
     return Teacher(
         name=directory.name,
         embeddings=_read_embeddings(directory),
         hidden_size=int(config.hidden_size),
         layers=int(config.num_hidden_layers),
         tokenizer_sha256=tokenizer.sha256,
-        vocab_size=min(int(config.vocab_size), 1 + max(_token_ids(tokenizer))),
-        eos_token_ids=_eos_token_ids(directory, config),
+        vocab_size=known_vocab_size(config, tokenizer),
+        eos_token_ids=read_eos_token_ids(directory, config),
     )
 
 
@@ -119,12 +120,6 @@ def require_fit(directory: Path, head: HeadConfig, teacher: Teacher) -> None:
             f"draft.head: {directory} does not fit draft.embeddings, {teacher.name!r} "
             f"(head / teacher): {'; '.join(differences)}"
         )
-
-
-def feature_layers(layers: int) -> tuple[int, int, int]:
-    """Where a teacher of so many layers takes features: the entries of these layers, as in its engine."""
-    low, middle, high = (min(max(index, 0), layers - 1) for index in (2, layers // 2, layers - 3))
-    return low, middle, high
 
 
 def _read_embeddings(directory: Path) -> torch.Tensor:

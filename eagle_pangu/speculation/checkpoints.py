@@ -80,8 +80,8 @@ def load_checkpoint(directory: Path, dtype: torch.dtype, device: Device) -> Chec
     Raises:
         CheckpointError: anything that would make the model half-loaded or its output not its own.
     """
-    config = _load_config(directory)
-    tokenizer = _load_tokenizer(directory)
+    config = read_config(directory)
+    tokenizer = read_tokenizer(directory)
     try:
         model, report = AutoModelForCausalLM.from_pretrained(
             directory,
@@ -102,19 +102,22 @@ def load_checkpoint(directory: Path, dtype: torch.dtype, device: Device) -> Chec
     model = model.to(device.torch_device).eval()
     for parameter in model.parameters():
         parameter.requires_grad_(False)
-    # Ids past the tokenizer's last one are padding rows of the embedding: they must never be emitted.
-    known = 1 + max(_token_ids(tokenizer))
     return Checkpoint(
         name=directory.name,
         model=model,
         tokenizer=tokenizer,
-        vocab_size=min(int(config.vocab_size), known),
-        eos_token_ids=_eos_token_ids(directory, config),
+        vocab_size=known_vocab_size(config, tokenizer),
+        eos_token_ids=read_eos_token_ids(directory, config),
         context_limit=int(config.max_position_embeddings),
     )
 
 
-def _load_config(directory: Path) -> Any:
+def read_config(directory: Path) -> Any:
+    """The transformers configuration, of a kind that is served here.
+
+    Raises:
+        CheckpointError: missing, unreadable, or of another kind.
+    """
     if not (directory / "config.json").is_file():
         raise CheckpointError(f"{directory}: expected a transformers model directory, found no config.json")
     try:
@@ -129,7 +132,12 @@ def _load_config(directory: Path) -> Any:
     return config
 
 
-def _load_tokenizer(directory: Path) -> Tokenizer:
+def read_tokenizer(directory: Path) -> Tokenizer:
+    """The tokenizer of a model directory.
+
+    Raises:
+        CheckpointError: there is none of the fast kind, or a file beside it cannot be read.
+    """
     path = directory / "tokenizer.json"
     if not path.is_file():
         raise CheckpointError(f"{directory}: expected tokenizer.json (save the tokenizer as a fast tokenizer)")
@@ -145,6 +153,11 @@ def _load_tokenizer(directory: Path) -> Tokenizer:
     return Tokenizer(path.read_bytes(), template, special)
 
 
+def known_vocab_size(config: Any, tokenizer: Tokenizer) -> int:
+    """Ids that the tokenizer can read: past them lie padding rows of the embedding, which must never be emitted."""
+    return min(int(config.vocab_size), 1 + max(_token_ids(tokenizer)))
+
+
 def _token_ids(tokenizer: Tokenizer) -> list[int]:
     document = json.loads(tokenizer.json)
     vocabulary = document["model"]["vocab"]
@@ -153,7 +166,12 @@ def _token_ids(tokenizer: Tokenizer) -> list[int]:
     return ids + [token["id"] for token in document.get("added_tokens") or []]
 
 
-def _eos_token_ids(directory: Path, config: Any) -> tuple[int, ...]:
+def read_eos_token_ids(directory: Path, config: Any) -> tuple[int, ...]:
+    """Ids that end an answer, ascending: of the generation configuration, else of the model's.
+
+    Raises:
+        CheckpointError: the generation configuration cannot be read.
+    """
     generation = _read_json(directory / "generation_config.json")
     try:
         eos = GenerationConfig(**generation).eos_token_id

@@ -238,16 +238,21 @@ class Engine:
         return ForwardResult(logits, torch.cat(features, dim=-1) if taps else None)
 
 
-class _FeatureTaps:
-    """Hidden states at the entries of three layers, recorded only while asked for.
+def feature_layers(layers: int) -> tuple[int, int, int]:
+    """At the entries of which layers, 0 the first, features are taken in a model of so many.
 
-    Layers 2, L // 2 and L - 3, as EAGLE-3 heads expect; a model of fewer layers repeats the nearest one.
+    2, L // 2 and L - 3, as EAGLE-3 heads expect; a model of fewer layers repeats the nearest one.
     """
+    low, middle, high = (min(max(index, 0), layers - 1) for index in (2, layers // 2, layers - 3))
+    return low, middle, high
+
+
+class _FeatureTaps:
+    """Hidden states at the entries of `feature_layers`, recorded only while asked for."""
 
     def __init__(self, layers: Sequence[torch.nn.Module]) -> None:
-        count = len(layers)
         self._layers = layers
-        self._places = [min(max(index, 0), count - 1) for index in (2, count // 2, count - 3)]
+        self._places = feature_layers(len(layers))
 
     @contextmanager
     def recording(self, wanted: bool) -> Iterator[list[torch.Tensor]]:

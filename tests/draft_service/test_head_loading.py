@@ -11,14 +11,11 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from draft_service.drafters.base import Budget, DrafterError
-from draft_service.drafters.heads import feature_layers, load_eagle3
+from draft_service.drafters.heads import load_eagle3
 from draft_service.drafters.registry import offered
 from eagle_pangu.serving.settings import DraftSettings
-from eagle_pangu.speculation.checkpoints import load_checkpoint
-from eagle_pangu.speculation.devices import get_device
 from eagle_pangu.speculation.eagle3.formats import save_head
 from eagle_pangu.speculation.eagle3.head import Eagle3Head
-from eagle_pangu.speculation.engine import Engine
 from tests.draft_service.heads import RecordingEngine, assert_same, drafter_of, random_features, random_head
 from tests.models import EOS, VOCAB_SIZE, tiny_llama
 
@@ -114,12 +111,3 @@ def test_a_head_of_another_teacher_is_refused_with_both_settings_named(
     directory = saved(random_head(**{**FITTING, **changes}), tmp_path / "head")
     with pytest.raises(DrafterError, match=rf"draft\.head: .*head .*draft\.embeddings, 'tiny' .*{difference}"):
         load_eagle3(settings_of(directory, teacher_directory))
-
-
-def test_features_are_taken_where_the_engine_takes_them(tmp_path: Path) -> None:
-    device = get_device("cpu")
-    for layers in (1, 2, 3, 4, 30):
-        changes = {"hidden_size": 8, "intermediate_size": 8, "num_attention_heads": 1, "num_key_value_heads": 1}
-        directory = tiny_llama(tmp_path / str(layers), num_hidden_layers=layers, head_dim=8, **changes)
-        engine = Engine(load_checkpoint(directory, torch.float32, device), device, numerics="free")
-        assert feature_layers(layers) == tuple(engine._taps._places)
