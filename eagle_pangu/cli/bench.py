@@ -32,7 +32,9 @@ def bench(
     limit: Annotated[int | None, typer.Option(min=1, help="Items, spread evenly over the file; default: all.")] = None,
     shard: Annotated[str, typer.Option(help="Part i of n of these items, as i/n.")] = "1/1",
     max_tokens: Annotated[int, typer.Option(min=1, help="Most tokens of an answer.")] = 128,
-    drafter: Annotated[str, typer.Option(help="ngram, standalone; none: teacher-only alone.")] = "ngram",
+    drafter: Annotated[
+        str, typer.Option(help="ngram, standalone, eagle3, hybrid; none: teacher-only alone.")
+    ] = "ngram",
     rows: Annotated[int | None, typer.Option(min=0, help="Tree budget: drafted rows.")] = None,
     depth: Annotated[int | None, typer.Option(min=0, help="Tree budget: depth.")] = None,
     mode: services.Mode = None,

@@ -36,7 +36,9 @@ def generate(
     raw: Annotated[bool, typer.Option("--raw", help="The text as it is, without the chat template.")] = False,
     max_tokens: Annotated[int | None, typer.Option(min=1, help="Most tokens of the answer.")] = None,
     stop: Annotated[list[str] | None, typer.Option(help="String that ends the answer; may be repeated.")] = None,
-    drafter: Annotated[str, typer.Option(help="ngram, standalone; none: teacher-only; default: the server's.")] = "",
+    drafter: Annotated[
+        str, typer.Option(help="ngram, standalone, eagle3, hybrid; none: teacher-only; default: the server's.")
+    ] = "",
     rows: Annotated[int | None, typer.Option(min=0, help="Tree budget: drafted rows; with --depth.")] = None,
     depth: Annotated[int | None, typer.Option(min=0, help="Tree budget: depth; with --rows.")] = None,
     ignore_eos: Annotated[bool, typer.Option("--ignore-eos", help="Go on past the end-of-sequence id.")] = False,

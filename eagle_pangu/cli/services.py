@@ -20,7 +20,9 @@ from eagle_pangu.speculation.models import ModelError, resolve_model
 Dtype = Annotated[str | None, typer.Option(help="auto, float32, bfloat16 or float16, of both models.")]
 Mode = Annotated[str | None, typer.Option(help="reference or performance.")]
 Numerics = Annotated[str | None, typer.Option(help="auto, bitwise or free.")]
-Drafter = Annotated[str | None, typer.Option(help="Default drafter: ngram, standalone; none: teacher-only.")]
+Drafter = Annotated[
+    str | None, typer.Option(help="Default drafter: ngram, standalone, eagle3, hybrid; none: teacher-only.")
+]
 TeacherThreads = Annotated[int | None, typer.Option(min=0, help="CPU threads of the teacher; 0: all cores.")]
 DraftThreads = Annotated[int | None, typer.Option(min=0, help="CPU threads of the draft; 0: all cores.")]
 TeacherModel = Annotated[str | None, typer.Option(help="Pulled model or transformers directory.")]
