@@ -27,11 +27,18 @@ from tests.speculation.eagle3.checkpoints import (
 from tests.speculation.eagle3.refusing import refusal, refusal_of
 
 
-@pytest.mark.parametrize("name", [name for name in safeailab().tensors if name != "t2d"])
+@pytest.mark.parametrize("name", [name for name in safeailab().tensors if name not in ("d2t", "t2d")])
 def test_a_missing_tensor_is_named(name: str, tmp_path: Path) -> None:
     layout = safeailab()
     del layout.tensors[name]
-    assert name in refusal_of(layout, tmp_path)
+    assert f"missing ['{name}']" in refusal_of(layout, tmp_path)
+
+
+@pytest.mark.parametrize("producer", [safeailab, modelopt])
+def test_a_missing_map_of_a_part_of_the_vocabulary_is_named(producer: Callable[[], Layout], tmp_path: Path) -> None:
+    layout = producer()
+    del layout.tensors["d2t"]
+    assert f"d2t: expected int64 [{DRAFT_VOCAB}] into {VOCAB} ids, found none" in refusal_of(layout, tmp_path)
 
 
 @pytest.mark.parametrize("name", list(specforge().tensors))

@@ -128,6 +128,11 @@ def test_embeddings_are_saved_only_where_no_teacher_could_give_them(tmp_path: Pa
     load_head(tmp_path / "other-width", embeddings=None)
 
 
+def test_no_map_is_saved_of_the_full_vocabulary(tmp_path: Path) -> None:
+    save_head(random_head(VARIANTS["full-vocabulary"]), tmp_path, torch_dtype=torch.float32)
+    assert not {"d2t", "t2d"} & load_file(tmp_path / "model.safetensors").keys()
+
+
 def test_a_head_may_be_saved_over_the_files_it_was_read_from(tmp_path: Path) -> None:
     head = load_head(safeailab().write(tmp_path), embeddings=checkpoints.embeddings())
     with torch.no_grad():
