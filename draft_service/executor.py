@@ -7,6 +7,7 @@ delays another's look-up. Work runs in the order it was handed in; it knows noth
 from __future__ import annotations
 
 import asyncio
+import contextvars
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TypeVar
@@ -25,8 +26,8 @@ class Worker:
         self._pool = ThreadPoolExecutor(max_workers=1, thread_name_prefix=name)
 
     def submit(self, work: Callable[[], T]) -> Future[T]:
-        """Hand in work without waiting: it runs after everything handed in before."""
-        return self._pool.submit(work)
+        """Hand in work without waiting: it runs after everything handed in before, and logs the caller's ids."""
+        return self._pool.submit(contextvars.copy_context().run, work)
 
     async def run(self, work: Callable[[], T]) -> T:
         """The result of `work`. Cancelled while it runs, it goes on to its end and its result is dropped."""

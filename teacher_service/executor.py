@@ -9,6 +9,7 @@ session is any hashable key, a work item any callable.
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import threading
 import time
 import traceback
@@ -50,6 +51,7 @@ class _Item(NamedTuple):
     work: Callable[[], Any]
     future: Future[Finished[Any]]
     queued_at: float
+    context: contextvars.Context  # of the caller, whose ids its log lines carry
 
 
 class Executor:
@@ -74,7 +76,7 @@ class Executor:
             Exception: whatever ``work`` raises; the executor and the items of other sessions go on.
         """
         future: Future[Finished[T]] = Future()
-        item = _Item(work, future, time.monotonic())
+        item = _Item(work, future, time.monotonic(), contextvars.copy_context())
         with self._changed:
             if self._closed:
                 raise ExecutorClosedError("the model executor is closed")
@@ -127,7 +129,7 @@ class Executor:
         started = time.monotonic()
         if item.future.set_running_or_notify_cancel():
             try:
-                value = item.work()
+                value = item.context.run(item.work)
             except BaseException as error:  # noqa: BLE001 -- it is the awaiting session's to handle, whatever it is
                 # Its traceback outlives the session in logs and cycles; the tensors in those frames must not.
                 traceback.clear_frames(error.__traceback__)

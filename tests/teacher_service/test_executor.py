@@ -1,4 +1,5 @@
 import asyncio
+import contextvars
 import threading
 
 import pytest
@@ -115,6 +116,16 @@ async def test_times_are_reported_apart(executor):
     assert first.run_us > 0
     assert second.queue_us >= first.run_us - first.queue_us - 1_000_000  # it waited behind the first
     assert second.queue_us > 0
+
+
+async def test_work_sees_the_context_of_its_caller(executor):
+    request = contextvars.ContextVar("request", default="none")
+
+    async def ask(name: str) -> str:
+        request.set(name)
+        return (await executor.run(name, request.get)).value
+
+    assert await asyncio.gather(ask("a"), ask("b")) == ["a", "b"]
 
 
 async def test_closing_fails_what_waits_and_what_comes_later():
