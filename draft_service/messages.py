@@ -18,7 +18,13 @@ from protos.v1 import draft_pb2, model_pb2, teacher_pb2, tree_pb2
 
 
 def read_opening(epoch: int, message: draft_pb2.OpenDraftSession, default_drafter: str) -> Opening:
-    """The opening of a session, unchecked."""
+    """The opening of a session, its values unchecked.
+
+    Raises:
+        InvalidFieldError: no budget.
+    """
+    if not message.HasField("max_budget"):
+        raise InvalidFieldError("open.max_budget", "expected a budget, got nothing")
     return Opening(
         epoch=epoch,
         request_id=message.request_id,
@@ -32,7 +38,13 @@ def read_opening(epoch: int, message: draft_pb2.OpenDraftSession, default_drafte
 
 
 def read_question(message: draft_pb2.ProposeTree) -> Question:
-    """The question of a round, unchecked."""
+    """The question of a round, its values unchecked.
+
+    Raises:
+        InvalidFieldError: no budget.
+    """
+    if not message.HasField("budget"):
+        raise InvalidFieldError("budget", "expected a budget, got nothing")
     return Question(
         message.round, message.committed_length, list(message.appended_token_ids), _read_budget(message.budget)
     )

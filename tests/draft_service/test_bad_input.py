@@ -33,6 +33,7 @@ BAD_OPENS: dict[str, tuple[dict[str, Any], grpc.StatusCode, str]] = {
         grpc.StatusCode.INVALID_ARGUMENT,
         "open.max_budget.rows: ",
     ),
+    "no budget": ({"max_budget": None}, grpc.StatusCode.INVALID_ARGUMENT, "open.max_budget: expected a budget"),
     "an unknown drafter": ({"drafter": "crystal ball"}, grpc.StatusCode.NOT_FOUND, "'crystal ball'"),
     "a drafter without its model": ({"drafter": "standalone"}, grpc.StatusCode.NOT_FOUND, "'standalone'"),
 }
@@ -87,6 +88,14 @@ REJECTED: dict[str, tuple[draft_pb2.ProposeRequest, int, str, int | None]] = {
     "no round": (propose_request(0, 9), 3, "round", None),
     "nothing appended": (propose_request(6, 9, []), 3, "appended_token_ids", None),
     "an id past the vocabulary": (propose_request(6, 10, [1, 100]), 3, "appended_token_ids", 1),
+    "no budget": (
+        draft_pb2.ProposeRequest(
+            epoch=EPOCH, propose=draft_pb2.ProposeTree(round=6, committed_length=9, appended_token_ids=[2])
+        ),
+        3,
+        "budget",
+        None,
+    ),
     "too many rows": (propose_request(6, 9, rows=9), 3, "budget.rows", None),
     "too much depth": (propose_request(6, 9, depth=5), 3, "budget.depth", None),
     "an empty message": (draft_pb2.ProposeRequest(epoch=EPOCH), 3, "message", None),
