@@ -50,6 +50,9 @@ def bench(
     against_transformers: Annotated[
         bool, typer.Option("--against-transformers", help="Time transformers' own greedy generate on every turn too.")
     ] = False,
+    against_prompt_lookup: Annotated[
+        bool, typer.Option("--against-prompt-lookup", help="And once more with transformers' own prompt lookup.")
+    ] = False,
     near_tie_margin: Annotated[
         float | None, typer.Option(min=0, help="Widest near-tie, in logits; default: by the teacher's dtype.")
     ] = None,
@@ -76,6 +79,7 @@ def bench(
             server=server,
             warmup=warmup,
             against_transformers=against_transformers,
+            against_prompt_lookup=against_prompt_lookup,
             near_tie_margin=near_tie_margin,
         )
         turns = sum(len(item.turns) for item in settings.items())

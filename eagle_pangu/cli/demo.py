@@ -76,18 +76,24 @@ def demo(
 
 
 async def _compare(settings: Settings, prompt: str, max_tokens: int) -> bool:
-    async with services.launched(settings) as trio, GenerationClient(trio.target) as client:
-        for drafter in ("", TEACHER_ONLY):
-            await _ask(client, prompt, WARM_UP_TOKENS, drafter, show=False)
-        answers.print(f"{prompt}\n", style="dim", markup=False)
-        drafted = await _ask(client, prompt, max_tokens, "", show=True)
-        with notes.status("the same prompt, teacher-only"):
-            plain = await _ask(client, prompt, max_tokens, TEACHER_ONLY, show=False)
+    async with services.launched(settings) as trio:
+        drafted, plain = await trio.unless_died(_answer_twice(trio.target, prompt, max_tokens))
     identical = drafted.token_ids == plain.token_ids
     answers.print(_table(drafted, plain, identical=identical))
     if lost := drafted.speculation.fallback_rounds:
         notes.print(f"{lost} rounds had no draft: {', '.join(drafted.speculation.fallback_reasons)}", style="yellow")
     return identical
+
+
+async def _answer_twice(target: str, prompt: str, max_tokens: int) -> tuple[TimedAnswer, TimedAnswer]:
+    """With the default drafter, shown as it comes, and teacher-only."""
+    async with GenerationClient(target) as client:
+        for drafter in ("", TEACHER_ONLY):
+            await _ask(client, prompt, WARM_UP_TOKENS, drafter, show=False)
+        answers.print(f"{prompt}\n", style="dim", markup=False)
+        drafted = await _ask(client, prompt, max_tokens, "", show=True)
+        with notes.status("the same prompt, teacher-only"):
+            return drafted, await _ask(client, prompt, max_tokens, TEACHER_ONLY, show=False)
 
 
 async def _ask(client: GenerationClient, prompt: str, max_tokens: int, drafter: str, *, show: bool) -> TimedAnswer:

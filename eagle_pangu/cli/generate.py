@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 import sys
-from collections.abc import AsyncIterator
 from dataclasses import replace
 from typing import Annotated, Any
 
@@ -102,7 +100,22 @@ def user_says(text: str) -> generation_pb2.ChatMessages:
 async def _answer(
     options: generation_pb2.GenerationOptions, server: str, settings: Settings | None, *, as_json: bool
 ) -> None:
-    async with _target(server, settings) as target, GenerationClient(target) as client:
+    if settings is not None:
+        async with services.launched(settings) as trio:
+            await trio.unless_died(_ask(options, trio.target, as_json=as_json))
+        return
+    async with channel(server, ServerSettings()) as connection:
+        try:
+            await asyncio.wait_for(connection.channel_ready(), CONNECT_SECONDS)
+        except TimeoutError:
+            raise CommandError(
+                f"no server answers at {server}; start one with: eagle-pangu up (or give --start, or --server)"
+            ) from None
+    await _ask(options, server, as_json=as_json)
+
+
+async def _ask(options: generation_pb2.GenerationOptions, target: str, *, as_json: bool) -> None:
+    async with GenerationClient(target) as client:
         try:
             if as_json:
                 answers.print(json.dumps(as_object(await client.generate(options)), ensure_ascii=False), markup=False)
@@ -113,22 +126,6 @@ async def _answer(
             sys.stdout.write("\n")
         except grpc.aio.AioRpcError as error:
             raise CommandError(f"{error.code().name}: {error.details()}") from None
-
-
-@contextlib.asynccontextmanager
-async def _target(server: str, settings: Settings | None) -> AsyncIterator[str]:
-    if settings is not None:
-        async with services.launched(settings) as trio:
-            yield trio.target
-        return
-    async with channel(server, ServerSettings()) as connection:
-        try:
-            await asyncio.wait_for(connection.channel_ready(), CONNECT_SECONDS)
-        except TimeoutError:
-            raise CommandError(
-                f"no server answers at {server}; start one with: eagle-pangu up (or give --start, or --server)"
-            ) from None
-    yield server
 
 
 def as_object(answer: generation_pb2.GenerateResponse) -> dict[str, Any]:

@@ -23,7 +23,8 @@ TURNS_FILE = "turns.jsonl"
 SUMMARY_FILE = "summary.json"
 
 # Ways to answer a turn; also the ends of their request ids.
-ALONE, SPECULATIVE, TRANSFORMERS = "teacher-only", "speculative", "transformers"
+ALONE, SPECULATIVE = "teacher-only", "speculative"
+TRANSFORMERS, PROMPT_LOOKUP = "transformers", "prompt-lookup"
 
 Way = Callable[[Sequence[Message], str], Awaitable[Answer]]
 
@@ -35,14 +36,19 @@ class Bench:
         asker: of the orchestrator under test.
         drafter: name of the drafter; "none": teacher-only alone.
         oracle: transformers' generate, when it is to answer every turn too.
+        prompt_lookup: it answers once more, with its own prompt lookup; needs `oracle`.
     """
 
-    def __init__(self, asker: Asker, drafter: str, oracle: OracleThread | None = None) -> None:
+    def __init__(
+        self, asker: Asker, drafter: str, oracle: OracleThread | None = None, *, prompt_lookup: bool = False
+    ) -> None:
         self._ways: dict[str, Way] = {ALONE: lambda messages, id_: asker.ask(messages, TEACHER_ONLY, id_)}
         if drafter != TEACHER_ONLY:
             self._ways[SPECULATIVE] = lambda messages, id_: asker.ask(messages, drafter, id_)
         if oracle is not None:
             self._ways[TRANSFORMERS] = lambda messages, id_: oracle.ask(messages)
+            if prompt_lookup:
+                self._ways[PROMPT_LOOKUP] = lambda messages, id_: oracle.ask(messages, prompt_lookup=True)
 
     async def run(
         self,
@@ -71,9 +77,8 @@ class Bench:
             for number, text in enumerate(item.turns, start=1):
                 history.append(Message("user", text))
                 answers = await self._ask_all(history, f"bench-{len(records)}", len(records))
-                record = TurnRecord(
-                    item.id, number, answers[ALONE], answers.get(SPECULATIVE), answers.get(TRANSFORMERS)
-                )
+                others = (answers.get(way) for way in (SPECULATIVE, TRANSFORMERS, PROMPT_LOOKUP))
+                record = TurnRecord(item.id, number, answers[ALONE], *others)
                 history.append(Message("assistant", record.teacher_only.text))
                 turns_file.write(json.dumps(record.line()) + "\n")
                 turns_file.flush()

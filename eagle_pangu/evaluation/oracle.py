@@ -1,4 +1,5 @@
-"""transformers' own greedy `generate`: an answer that shares no code with this project, down to the chat template.
+"""transformers' own greedy `generate`, plain or with its prompt lookup: answers that share no code with this project,
+down to the chat template.
 
 It loads the teacher's directory in this process and knows nothing of services, trees or caches. torch and transformers
 are imported when an oracle is made.
@@ -12,10 +13,14 @@ import time
 from collections.abc import AsyncIterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from eagle_pangu.evaluation.records import Answer, Message
+
+LOOKED_UP_TOKENS = 10
+"""Most tokens that transformers' prompt lookup drafts at once: the value of its documentation."""
 
 
 class TransformersOracle:
@@ -39,8 +44,14 @@ class TransformersOracle:
         ends = self._model.generation_config.eos_token_id
         self._ends: tuple[int, ...] = tuple(ends) if isinstance(ends, list) else () if ends is None else (ends,)
 
-    def answer(self, messages: Sequence[Message], max_tokens: int) -> Answer:
-        """The greedy answer; its time spans tokenising, generating and decoding, as a server's does."""
+    def answer(self, messages: Sequence[Message], max_tokens: int, *, prompt_lookup: bool = False) -> Answer:
+        """The greedy answer; its time spans tokenising, generating and decoding, as a server's does.
+
+        Args:
+            messages: the conversation.
+            max_tokens: most tokens of the answer.
+            prompt_lookup: draft by transformers' own n-gram lookup (its `prompt_lookup_num_tokens`).
+        """
         started = time.perf_counter()
         prompt = self._tokenizer.apply_chat_template(
             [message._asdict() for message in messages],
@@ -56,6 +67,7 @@ class TransformersOracle:
                 max_new_tokens=max_tokens,
                 do_sample=False,
                 repetition_penalty=1.0,
+                prompt_lookup_num_tokens=LOOKED_UP_TOKENS if prompt_lookup else None,
                 pad_token_id=next(iter(self._ends), 0),
             )
         token_ids = tuple(sequences[0, prompt_tokens:].tolist())
@@ -73,10 +85,10 @@ class OracleThread:
         self._oracle = oracle
         self._max_tokens = max_tokens
 
-    async def ask(self, messages: Sequence[Message]) -> Answer:
-        """The greedy answer to a conversation."""
-        loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._thread, self._oracle.answer, messages, self._max_tokens)
+    async def ask(self, messages: Sequence[Message], *, prompt_lookup: bool = False) -> Answer:
+        """The greedy answer to a conversation; see `TransformersOracle.answer`."""
+        answer = partial(self._oracle.answer, messages, self._max_tokens, prompt_lookup=prompt_lookup)
+        return await asyncio.get_running_loop().run_in_executor(self._thread, answer)
 
 
 @asynccontextmanager

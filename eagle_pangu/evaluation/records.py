@@ -130,13 +130,17 @@ class Divergence:
 
 @dataclass(frozen=True)
 class TurnRecord:
-    """One turn of one prompt, answered teacher-only, and maybe with a drafter and by transformers' own generate."""
+    """One turn of one prompt, answered teacher-only, and maybe with a drafter and by transformers' own generate.
+
+    prompt_lookup: transformers' answer with its own prompt lookup.
+    """
 
     id: str
     turn: int
     teacher_only: Answer
     speculative: Answer | None = None
     transformers: Answer | None = None
+    prompt_lookup: Answer | None = None
 
     @property
     def answer(self) -> Answer:
@@ -159,6 +163,13 @@ class TurnRecord:
         if self.speculative is None:
             return None
         return self.teacher_only.seconds_per_token / self.speculative.seconds_per_token
+
+    @property
+    def prompt_lookup_speedup(self) -> float | None:
+        """As `speedup`, of transformers' prompt lookup; None when that did not run."""
+        if self.prompt_lookup is None:
+            return None
+        return self.teacher_only.seconds_per_token / self.prompt_lookup.seconds_per_token
 
     @property
     def decode_speedup(self) -> float | None:
@@ -199,6 +210,9 @@ class TurnRecord:
             line["transformers_seconds"] = self.transformers.seconds
             line["transformers_token_ids"] = list(self.transformers.token_ids)
             line["transformers_exact"] = self.transformers_exact
+        if self.prompt_lookup is not None:
+            line["prompt_lookup_seconds"] = self.prompt_lookup.seconds
+            line["prompt_lookup_token_ids"] = list(self.prompt_lookup.token_ids)
         return line
 
 

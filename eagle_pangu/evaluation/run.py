@@ -15,7 +15,7 @@ from eagle_pangu.evaluation.asking import TEACHER_ONLY, Asker, RequestLimits
 from eagle_pangu.evaluation.bench import TURNS_FILE, Bench, write_summary
 from eagle_pangu.evaluation.oracle import OracleThread, loaded_oracle
 from eagle_pangu.evaluation.prompts import PromptItem, default_prompts, load_prompts, spread
-from eagle_pangu.evaluation.records import TurnRecord
+from eagle_pangu.evaluation.records import Numerics, TurnRecord
 from eagle_pangu.evaluation.sharding import WHOLE, Shard
 from eagle_pangu.evaluation.summary import Summary, summarise
 from eagle_pangu.evaluation.trace_file import outside_models_ms, read_trace
@@ -28,6 +28,8 @@ from eagle_pangu.speculation.models import resolve_model
 TRACE_FILE = "trace.jsonl"
 LOG_DIRECTORY = "logs"
 
+OnTurn = Callable[[TurnRecord], None]
+
 
 @dataclass(frozen=True)
 class RunSettings:
@@ -37,7 +39,8 @@ class RunSettings:
     prompts: a prompt file; None: this project's own set. limit: items, spread evenly over the file; None: all.
     max_tokens: most tokens of an answer. drafter: by name; "none": teacher-only alone. rows, depth: tree budget.
     dtype: of both models. server: HOST:PORT of a running orchestrator; None: launch. warmup: turns thrown away first.
-    against_transformers: time transformers' generate in this process too. near_tie_margin: in logits; None: by dtype.
+    against_transformers: time transformers' generate in this process too. against_prompt_lookup: that, and once more
+    with its prompt lookup. near_tie_margin: in logits; None: by dtype.
     """
 
     output: Path
@@ -59,6 +62,7 @@ class RunSettings:
     server: str | None = None
     warmup: int = 1
     against_transformers: bool = False
+    against_prompt_lookup: bool = False
     near_tie_margin: float | None = None
 
     def items(self) -> list[PromptItem]:
@@ -115,7 +119,7 @@ async def run(
     settings: RunSettings,
     *,
     on_state: OnState = lambda name, state: None,
-    on_turn: Callable[[TurnRecord], None] = lambda record: None,
+    on_turn: OnTurn = lambda record: None,
 ) -> Summary:
     """Ask everything, write the files, return the figures.
 
@@ -132,33 +136,39 @@ async def run(
     settings.output.mkdir(parents=True, exist_ok=True)
     trace = settings.output / TRACE_FILE
     trace.unlink(missing_ok=True)  # the orchestrator appends
-    async with AsyncExitStack() as stack:
-        target = settings.server
-        if target is None:
-            for model in filter(None, (services.teacher.model, services.draft.model)):
-                resolve_model(model)  # before a process dies of it
-            logs = settings.output / LOG_DIRECTORY
-            trio = await stack.enter_async_context(running_trio(services, log_directory=logs, on_state=on_state))
-            target = trio.target
-        connection = await stack.enter_async_context(channel(target, ServerSettings()))
-        limits = RequestLimits(settings.max_tokens, services.orchestrator.rows, services.orchestrator.depth)
-        asker = Asker(connection, limits)
-        numerics = await asker.numerics()
-        oracle: OracleThread | None = None
-        if settings.against_transformers:
-            directory, threads = resolve_model(services.teacher.model), services.teacher.threads
-            oracle = await stack.enter_async_context(
-                loaded_oracle(directory, numerics.dtype, threads, settings.max_tokens)
-            )
-        turns_file = stack.enter_context((settings.output / TURNS_FILE).open("w", encoding="utf-8"))
-        bench = Bench(asker, settings.drafter, oracle)
-        records = await bench.run(items, turns_file, warmup=settings.warmup, on_turn=on_turn)
+    if settings.server is not None:
+        numerics, records = await _ask(settings, settings.server, items, services, on_turn)
+    else:
+        for model in filter(None, (services.teacher.model, services.draft.model)):
+            resolve_model(model)  # before a process dies of it
+        logs = settings.output / LOG_DIRECTORY
+        async with running_trio(services, log_directory=logs, on_state=on_state) as trio:
+            numerics, records = await trio.unless_died(_ask(settings, trio.target, items, services, on_turn))
     summary = summarise(
         records, numerics, near_tie=settings.near_tie_margin, outside_models_ms=_outside_models_ms(trace, records)
     )
     launched = None if settings.server else services.model_dump(mode="json")
     write_summary(settings.output, summary, {**settings.to_json(), "services": launched})
     return summary
+
+
+async def _ask(
+    settings: RunSettings, target: str, items: Sequence[PromptItem], services: Settings, on_turn: OnTurn
+) -> tuple[Numerics, list[TurnRecord]]:
+    async with AsyncExitStack() as stack:
+        connection = await stack.enter_async_context(channel(target, ServerSettings()))
+        limits = RequestLimits(settings.max_tokens, services.orchestrator.rows, services.orchestrator.depth)
+        asker = Asker(connection, limits)
+        numerics = await asker.numerics()
+        oracle: OracleThread | None = None
+        if settings.against_transformers or settings.against_prompt_lookup:
+            directory, threads = resolve_model(services.teacher.model), services.teacher.threads
+            oracle = await stack.enter_async_context(
+                loaded_oracle(directory, numerics.dtype, threads, settings.max_tokens)
+            )
+        turns_file = stack.enter_context((settings.output / TURNS_FILE).open("w", encoding="utf-8"))
+        bench = Bench(asker, settings.drafter, oracle, prompt_lookup=settings.against_prompt_lookup)
+        return numerics, await bench.run(items, turns_file, warmup=settings.warmup, on_turn=on_turn)
 
 
 def _outside_models_ms(trace: Path, records: Sequence[TurnRecord]) -> list[float]:

@@ -11,7 +11,15 @@ from dataclasses import asdict, dataclass
 
 import numpy as np
 
-from eagle_pangu.evaluation.records import Answer, Divergence, Numerics, TurnRecord, first_divergence, near_tie_margin
+from eagle_pangu.evaluation.records import (
+    Answer,
+    Divergence,
+    Numerics,
+    TurnRecord,
+    first_divergence,
+    near_tie_margin,
+    same,
+)
 
 PARTS = ("draft", "wire", "queue", "teacher", "commit", "orchestrator")
 
@@ -27,6 +35,8 @@ class Summary:
     outside_models_ms_p50: median over rounds of the time outside the two models' compute; from the trace round by round
     where there is one, else from each turn's mean, weighted by its rounds (outside_models_source says which).
     teacher_only_over_transformers: tokens/s of teacher-only / tokens/s of transformers' generate.
+    prompt_lookup_*: of transformers' own prompt lookup: speed-ups as above, over the same teacher-only answers;
+    exact_match is the share of its answers with the ids of transformers' plain greedy generate.
     failures: what did not hold; empty when the run passed.
     """
 
@@ -57,6 +67,11 @@ class Summary:
     transformers_first_divergences: tuple[Divergence, ...]
     transformers_tokens_per_second: float | None
     teacher_only_over_transformers: float | None
+    prompt_lookup_exact_match: float | None
+    prompt_lookup_speedup_mean: float | None
+    prompt_lookup_speedup_p50: float | None
+    prompt_lookup_speedup_p99: float | None
+    prompt_lookup_speedup_p1: float | None
     numerics: Numerics
     near_tie_margin: float
     failures: tuple[str, ...]
@@ -92,6 +107,12 @@ def summarise(
     oracle = [record.transformers for record in records if record.transformers is not None]
     speedups = [record.speedup for record in records if record.speedup is not None]
     decode_speedups = [record.decode_speedup for record in records if record.decode_speedup is not None]
+    lookup_speedups = [record.prompt_lookup_speedup for record in records if record.prompt_lookup_speedup is not None]
+    lookup_exact = [
+        same(record.transformers, record.prompt_lookup)
+        for record in records
+        if record.transformers is not None and record.prompt_lookup is not None
+    ]
     exact = [record.exact for record in records if record.exact is not None]
     oracle_exact = [record.transformers_exact for record in records if record.transformers_exact is not None]
     divergences = _divergences(records, [record.speculative for record in records], tie)
@@ -127,6 +148,11 @@ def summarise(
         transformers_first_divergences=oracle_divergences,
         transformers_tokens_per_second=oracle_rate,
         teacher_only_over_transformers=None if oracle_rate is None else alone_rate / oracle_rate,
+        prompt_lookup_exact_match=_mean(lookup_exact),
+        prompt_lookup_speedup_mean=_mean(lookup_speedups),
+        prompt_lookup_speedup_p50=_percentile(lookup_speedups, 50),
+        prompt_lookup_speedup_p99=_percentile(lookup_speedups, 99),
+        prompt_lookup_speedup_p1=_percentile(lookup_speedups, 1),
         numerics=numerics,
         near_tie_margin=tie,
         failures=tuple(_failures(records, numerics, divergences, oracle_divergences)),

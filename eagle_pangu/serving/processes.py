@@ -13,13 +13,16 @@ import json
 import os
 import signal
 import sys
+from collections.abc import Coroutine
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn, TypeVar
 
 from eagle_pangu.serving.bootstrap import LISTENING, SUPERVISED
 from eagle_pangu.serving.configuration import CONFIG_VARIABLE, section_variables, to_toml
 from eagle_pangu.serving.health import wait_until_serving
 from eagle_pangu.serving.settings import SectionName, ServerSettings, Settings
+
+Result = TypeVar("Result")
 
 ENTRY_POINTS: dict[SectionName, str] = {
     "teacher": "teacher_service.main",
@@ -96,22 +99,21 @@ class ServiceProcess:
         """
         await self.unless_died(wait_until_serving(self.target, timeout_seconds=START_SECONDS, settings=self._settings))
 
-    async def died(self) -> None:
+    async def died(self) -> NoReturn:
         """Wait for the process to end, and raise ProcessDiedError."""
         code = await self._process.wait()
         raise ProcessDiedError(f"the {self.name} process ended with status {code}\n{_tail(self._log)}".rstrip())
 
-    async def unless_died(self, work: Any) -> None:
-        """Run `work` to its end; raise ProcessDiedError if the process ends first."""
-        tasks = [asyncio.ensure_future(work), asyncio.ensure_future(self.died())]
+    async def unless_died(self, work: Coroutine[Any, Any, Result]) -> Result:
+        """Run `work` to its end; cancel it and raise ProcessDiedError if the process ends first."""
+        task, death = asyncio.ensure_future(work), asyncio.ensure_future(self.died())
         try:
-            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-            for task in done:
-                task.result()
+            await asyncio.wait((task, death), return_when=asyncio.FIRST_COMPLETED)
+            return await (death if death.done() else task)
         finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+            for each in (task, death):
+                each.cancel()
+            await asyncio.gather(task, death, return_exceptions=True)
 
     async def stop(self) -> None:
         """SIGTERM, wait for the drain, SIGKILL if it takes too long."""

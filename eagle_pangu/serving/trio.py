@@ -11,7 +11,7 @@ import tempfile
 from collections.abc import AsyncIterator, Callable, Coroutine
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NoReturn, TypeVar
 
 from eagle_pangu.serving.ports import require_free_ports
 from eagle_pangu.serving.processes import ProcessDiedError, ServiceProcess
@@ -19,6 +19,7 @@ from eagle_pangu.serving.settings import DraftSettings, SectionName, ServerSetti
 
 State = Literal["launched", "listening", "serving", "stopped"]
 OnState = Callable[[SectionName, State], None]
+Result = TypeVar("Result")
 
 
 @dataclass(frozen=True)
@@ -34,9 +35,13 @@ class Trio:
         """Where Generate is served, as HOST:PORT."""
         return self.orchestrator.target
 
-    async def died(self) -> None:
+    async def died(self) -> NoReturn:
         """Wait for the teacher or the orchestrator to end, and raise ProcessDiedError. A draft can be done without."""
         await self.teacher.unless_died(self.orchestrator.died())
+
+    async def unless_died(self, work: Coroutine[Any, Any, Result]) -> Result:
+        """Run `work` to its end; cancel it and raise ProcessDiedError if `died` would."""
+        return await self.teacher.unless_died(self.orchestrator.unless_died(work))
 
 
 def _ignore_state(_name: SectionName, _state: State) -> None: ...

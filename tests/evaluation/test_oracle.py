@@ -16,6 +16,7 @@ async def test_the_oracle_answers_with_the_greedy_tokens_of_plain_forwards(tmp_p
     directory = tiny_llama(tmp_path / "model")
     async with loaded_oracle(directory, "float32", threads=1, max_tokens=12) as oracle:
         answer = await oracle.ask([Message("user", "hello")])
+        looked_up = await oracle.ask([Message("user", "hello")], prompt_lookup=True)
     text = "<|im_start|>user\nhello<|im_end|>\n<|im_start|>assistant\n"
     ids = byte_tokenizer().encode(text).ids
     assert answer.prompt_tokens == len(ids)
@@ -28,3 +29,4 @@ async def test_the_oracle_answers_with_the_greedy_tokens_of_plain_forwards(tmp_p
     assert list(answer.token_ids) == expected
     assert answer.finish_reason == ("stop" if expected[-1] == EOS else "length")
     assert answer.seconds > 0
+    assert looked_up.token_ids == answer.token_ids

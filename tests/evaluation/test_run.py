@@ -29,13 +29,15 @@ async def test_a_run_over_three_processes_is_exact_and_its_trace_replays(tmp_pat
         teacher_model=str(tiny_llama(tmp_path / "model")),
         teacher_threads=1,
         draft_threads=1,
-        against_transformers=True,
+        against_prompt_lookup=True,
         warmup=0,
     )
     states: list[tuple[str, str]] = []
     summary = await run(settings, on_state=lambda name, state: states.append((name, state)))
     assert summary.failures == ()
     assert (summary.exact_match, summary.transformers_exact_match, summary.fallback_rounds) == (1, 1, 0)
+    assert summary.prompt_lookup_exact_match == 1
+    assert summary.prompt_lookup_speedup_mean is not None
     assert (summary.drafter, summary.outside_models_source) == ("ngram", "trace")
     assert summary.outside_models_ms_p50 > 0
     assert summary.numerics.policy == "free"

@@ -164,6 +164,19 @@ def test_transformers_is_an_oracle_in_float32_and_a_yardstick_elsewhere() -> Non
     assert free.failures == ()
 
 
+def test_prompt_lookup_is_timed_against_teacher_only_and_compared_with_its_own_greedy() -> None:
+    def record(seconds: float, *token_ids: int) -> TurnRecord:
+        alone, oracle = answer(1, 2, seconds=4), answer(1, 3, seconds=5)
+        return TurnRecord("item", 1, alone, alone, oracle, answer(*token_ids, seconds=seconds))
+
+    summary = summarise([record(2, 1, 3), record(8, 1, 4)], BITWISE)
+    assert summary.prompt_lookup_exact_match == 0.5
+    assert summary.prompt_lookup_speedup_mean == (2 + 0.5) / 2
+    assert summary.prompt_lookup_speedup_p50 == 1.25
+    assert summary.failures == ()
+    assert summarise([turn(answer(1, 2))], BITWISE).prompt_lookup_speedup_mean is None
+
+
 def test_a_prompt_that_transformers_reads_otherwise_fails_the_run() -> None:
     oracle = answer(1, 2, prompt_tokens=4)
     summary = summarise([turn(answer(1, 2), oracle=oracle)], BITWISE)

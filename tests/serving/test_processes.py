@@ -95,6 +95,31 @@ async def test_a_child_that_dies_later_is_reported_and_the_others_are_stopped() 
         os.kill(trio.draft.pid, 0)
 
 
+async def test_work_goes_on_unless_a_process_dies_and_is_cancelled_when_one_does() -> None:
+    cancelled = asyncio.Event()
+
+    async def wait_for_nothing() -> None:
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            cancelled.set()
+            raise
+
+    async def answer() -> int:
+        await asyncio.sleep(0)
+        return 7
+
+    async with running_trio(SETTINGS) as trio:
+        assert await trio.unless_died(answer()) == 7
+        waiting = asyncio.create_task(trio.unless_died(wait_for_nothing()))
+        await asyncio.sleep(0.05)
+        assert not waiting.done()
+        os.kill(trio.orchestrator.pid, signal.SIGKILL)
+        with pytest.raises(ProcessDiedError, match="the orchestrator process ended with status -9"):
+            await asyncio.wait_for(waiting, timeout=20)
+        assert cancelled.is_set()
+
+
 async def test_a_dead_draft_is_reported_and_does_not_end_the_rest() -> None:
     async with running_trio(SETTINGS) as trio:
         os.kill(trio.draft.pid, signal.SIGKILL)
