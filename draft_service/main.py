@@ -45,19 +45,14 @@ class DraftService:
         """Load every drafter that the settings allow, each on its own thread.
 
         Raises:
-            StartError: a drafter cannot be loaded, or the default one is not among them.
+            StartError: a drafter cannot be loaded.
         """
         settings = self._settings
         names = offered(settings)
-        if settings.drafter not in ("none", *names):
-            raise StartError(
-                f"draft.drafter: expected one of {', '.join(names)} (standalone needs draft.model, eagle3 and hybrid "
-                f"draft.head), got {settings.drafter!r}"
-            )
         for name in names:
             worker = Worker(name)
             try:
-                drafter = await worker.run(partial(DRAFTERS[name].load, settings))
+                drafter = await worker.run(partial(DRAFTERS[name], settings))
             except DrafterError as error:
                 await worker.close()
                 raise StartError(str(error)) from error

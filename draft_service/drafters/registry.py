@@ -6,18 +6,13 @@ A drafter that holds a model is imported when it is loaded, so that a draft serv
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
 
 from draft_service.drafters.base import Drafter
 from draft_service.drafters.ngram import NgramDrafter
 from eagle_pangu.serving.settings import DraftSettings
 
-
-class Entry(NamedTuple):
-    """configured: the settings hold what the drafter needs. load: blocking; may raise DrafterError."""
-
-    configured: Callable[[DraftSettings], bool]
-    load: Callable[[DraftSettings], Drafter]
+Loader = Callable[[DraftSettings], Drafter]
+"""Blocking; may raise DrafterError."""
 
 
 def _load_ngram(settings: DraftSettings) -> Drafter:
@@ -44,14 +39,14 @@ def _load_hybrid(settings: DraftSettings) -> Drafter:
     return HybridDrafter(load_eagle3(settings), settings.ngram_min, settings.ngram_max, settings.ngram_matches)
 
 
-DRAFTERS: dict[str, Entry] = {
-    "ngram": Entry(lambda settings: True, _load_ngram),
-    "standalone": Entry(lambda settings: bool(settings.model), _load_standalone),
-    "eagle3": Entry(lambda settings: bool(settings.head), _load_eagle3),
-    "hybrid": Entry(lambda settings: bool(settings.head), _load_hybrid),
+DRAFTERS: dict[str, Loader] = {
+    "ngram": _load_ngram,
+    "standalone": _load_standalone,
+    "eagle3": _load_eagle3,
+    "hybrid": _load_hybrid,
 }
 
 
 def offered(settings: DraftSettings) -> list[str]:
     """Names of the drafters that these settings allow, in the order of the registry."""
-    return [name for name, entry in DRAFTERS.items() if entry.configured(settings)]
+    return [name for name in DRAFTERS if settings.offers(name)]

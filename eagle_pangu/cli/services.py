@@ -12,7 +12,7 @@ import typer
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from eagle_pangu.cli.console import notes
-from eagle_pangu.serving.configuration import SettingsError, load_settings
+from eagle_pangu.serving.configuration import load_settings
 from eagle_pangu.serving.settings import SectionName, Settings
 from eagle_pangu.serving.trio import State, Trio, running_trio
 from eagle_pangu.speculation.models import ModelError, resolve_model
@@ -63,11 +63,6 @@ class ServiceFlags:
         settings = load_settings(
             argv, overrides={name: _given(values) for name, values in overrides.items()}, program="eagle-pangu up"
         )
-        if settings.draft.drafter == "standalone" and not settings.draft.model:
-            raise SettingsError(
-                "draft.model: expected the name of a pulled model or a transformers directory, "
-                "which the standalone drafter needs, got ''"
-            )
         for name, model in (("teacher", settings.teacher.model), ("draft", settings.draft.model)):
             if model:
                 _require_model(name, model)

@@ -148,8 +148,9 @@ def _explain(layers: Sequence[tuple[str, Values]], problem: Any) -> str:
         return f"{'.'.join(path)}: unknown name{where}"
     message = problem["msg"].removeprefix("Value error, ")
     message = message[:1].lower() + message[1:]
-    got = f", got {problem['input']!r}" if field else ""
-    return f"{'.'.join(path[:2])}: {message}{got}{where}"
+    if not field:
+        return f"{name}.{message}"  # of a whole section, whose checks say themselves which field and what they got
+    return f"{name}.{field}: {message}, got {problem['input']!r}{where}"
 
 
 class _Parser(argparse.ArgumentParser):

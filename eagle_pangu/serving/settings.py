@@ -20,6 +20,9 @@ DrafterName = Literal["ngram", "standalone", "eagle3", "hybrid", "none"]
 SectionName = Literal["teacher", "draft", "orchestrator"]
 Port = Annotated[int, Field(ge=0, le=65535)]
 
+DRAFTER_NEEDS = {"standalone": "model", "eagle3": "head", "hybrid": "head"}
+"""The field of `DraftSettings` without which a drafter is not on offer."""
+
 
 class Section(BaseModel):
     """A frozen part of the configuration that refuses unknown names."""
@@ -131,6 +134,17 @@ class DraftSettings(ServerSettings, ModelSettings):
         if self.ngram_min > self.ngram_max:
             raise ValueError(f"ngram_min: expected at most ngram_max ({self.ngram_max}), got {self.ngram_min}")
         return self
+
+    @model_validator(mode="after")
+    def _default_drafter_has_what_it_needs(self) -> Self:
+        if not self.offers(self.drafter):
+            needed = DRAFTER_NEEDS[self.drafter]
+            raise ValueError(f"{needed}: expected a value, which the {self.drafter} drafter needs, got ''")
+        return self
+
+    def offers(self, drafter: str) -> bool:
+        """Whether a drafter has the setting that it needs, if it needs any."""
+        return drafter not in DRAFTER_NEEDS or bool(getattr(self, DRAFTER_NEEDS[drafter]))
 
 
 class OrchestratorSettings(ServerSettings):

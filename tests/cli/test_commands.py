@@ -196,7 +196,7 @@ def test_up_on_a_port_in_use_launches_nothing_and_names_the_setting(
         (["--draft-model", "nowhere"], "draft.model: 'nowhere' is neither a directory"),
         (
             ["--drafter", "standalone", "--draft-model", ""],
-            "draft.model: expected the name of a pulled model or a transformers directory",
+            "draft.model: expected a value, which the standalone drafter needs",
         ),
     ],
 )

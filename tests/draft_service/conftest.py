@@ -1,15 +1,27 @@
-"""The scripted drafter, on offer beside the real ones."""
+"""The scripted drafter, on offer beside the real ones, and threads for tiny models."""
 
 from __future__ import annotations
 
-import pytest
+from collections.abc import Iterator
 
-from draft_service.drafters.registry import DRAFTERS, Entry
+import pytest
+import torch
+
+from draft_service.drafters.registry import DRAFTERS
 from tests.draft_service.fakes import ScriptedDrafter
 
 
 @pytest.fixture
 def scripted(monkeypatch: pytest.MonkeyPatch) -> ScriptedDrafter:
     drafter = ScriptedDrafter()
-    monkeypatch.setitem(DRAFTERS, "scripted", Entry(lambda settings: True, lambda settings: drafter))
+    monkeypatch.setitem(DRAFTERS, "scripted", lambda settings: drafter)
     return drafter
+
+
+@pytest.fixture(scope="module")
+def one_thread() -> Iterator[None]:
+    """Such small models only lose by more."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)

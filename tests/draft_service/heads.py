@@ -8,9 +8,10 @@ from typing import Any
 
 import numpy as np
 import torch
+from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from draft_service.drafters.base import ModelIdentity
+from draft_service.drafters.base import Budget, ModelIdentity
 from draft_service.drafters.children import Children
 from draft_service.drafters.eagle3 import Eagle3Drafter, Eagle3Session
 from draft_service.drafters.head_engine import HeadEngine
@@ -76,6 +77,21 @@ def random_features(tokens: int, width: int = 72, seed: int = 0) -> NDArray[np.u
     """[tokens, width] bits of bfloat16 values."""
     values = torch.randn(tokens, width, generator=torch.Generator().manual_seed(seed)).bfloat16()
     return values.view(torch.int16).numpy().view(np.uint16)
+
+
+PROMPT = np.random.default_rng(0).integers(0, VOCAB_SIZE, 40).tolist()
+FEATURES = random_features(CONTEXT + 40)
+BUDGET = Budget(rows=12, depth=5)
+BUDGETS = st.builds(Budget, st.integers(0, 24), st.integers(0, 8))
+
+
+def open_session(engine: RecordingEngine, tokens: list[int], width: int = 4, *, features: bool = True) -> Eagle3Session:
+    """A session with NaN in every column that it has not written; features of all tokens but the last."""
+    session = drafter_of(engine, width).open(tokens, BUDGET)
+    poison(session)
+    if features and len(tokens) > 1:
+        session.read_features(0, FEATURES[: len(tokens) - 1])
+    return session
 
 
 def next_logits(

@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
-import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from structlog.testing import capture_logs
 
 from draft_service.drafters.base import Budget
-from draft_service.drafters.eagle3 import CATCH_UP_ROWS, Eagle3Session
+from draft_service.drafters.eagle3 import CATCH_UP_ROWS
 from draft_service.messages import require_same_ids
 from draft_service.opening import Opening
 from draft_service.session import Question, Session
@@ -22,9 +17,11 @@ from eagle_pangu.speculation.tree import TokenTree
 from protos.errors import InvalidFieldError
 from protos.v1 import model_pb2
 from tests.draft_service.heads import (
+    BUDGET,
     CONTEXT,
-    DRAFT_IDS,
+    FEATURES,
     IDENTITY,
+    PROMPT,
     VOCAB_SIZE,
     RecordingEngine,
     assert_same,
@@ -32,25 +29,13 @@ from tests.draft_service.heads import (
     drafter_of,
     expected_score,
     next_logits,
+    open_session,
     path,
     poison,
-    random_features,
     random_head,
 )
 
-PROMPT = np.random.default_rng(0).integers(0, VOCAB_SIZE, 40).tolist()
-FEATURES = random_features(CONTEXT + 40)
-BUDGET = Budget(rows=12, depth=5)
-BUDGETS = st.builds(Budget, st.integers(0, 24), st.integers(0, 8))
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread() -> Iterator[None]:
-    """Such small models only lose by more."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @pytest.fixture(scope="module")
@@ -61,15 +46,6 @@ def head() -> Eagle3Head:
 @pytest.fixture
 def engine(head: Eagle3Head) -> RecordingEngine:
     return RecordingEngine(head)
-
-
-def open_session(engine: RecordingEngine, tokens: list[int], width: int = 4, *, features: bool = True) -> Eagle3Session:
-    """A session with NaN in every column that it has not written; features of all tokens but the last."""
-    session = drafter_of(engine, width).open(tokens, BUDGET)
-    poison(session)
-    if features and len(tokens) > 1:
-        session.read_features(0, FEATURES[: len(tokens) - 1])
-    return session
 
 
 def assert_scores(head: Eagle3Head, tree: TokenTree, tokens: list[int], window: int = 0) -> None:
@@ -234,89 +210,6 @@ def test_asking_again_gives_the_same_tree_to_the_bit(engine: RecordingEngine) ->
         assert tree.scores is not None
         assert trees[0].scores is not None
         assert tree.scores.tolist() == trees[0].scores.tolist()
-
-
-@pytest.mark.parametrize("budget", [Budget(0, 5), Budget(5, 0)])
-def test_an_empty_budget_gives_the_root_alone_and_costs_no_pass(engine: RecordingEngine, budget: Budget) -> None:
-    assert open_session(engine, PROMPT).propose(budget).token_ids.tolist() == [PROMPT[-1]]
-    assert engine.passes == []
-
-
-@pytest.fixture(scope="module")
-def shared(head: Eagle3Head) -> RecordingEngine:
-    """For tests that do not ask what passes were run."""
-    return RecordingEngine(head)
-
-
-@given(BUDGETS, st.integers(1, 6), st.integers(2, 40), st.lists(st.integers(0, 9), max_size=3))
-@settings(max_examples=40)
-def test_every_tree_keeps_the_rules_and_the_budget(
-    shared: RecordingEngine, budget: Budget, width: int, length: int, accepted_lengths: list[int]
-) -> None:
-    tokens = PROMPT[:length]
-    session = open_session(shared, tokens, width)
-    for accepted in [*accepted_lengths, 0]:
-        tree = session.propose(budget)
-        tree.validate(vocab_size=VOCAB_SIZE, max_rows=budget.rows, max_depth=budget.depth)
-        assert tree.scores is not None
-        assert (tree.scores <= tree.scores[tree.parents]).all()
-        poison(session)
-        appended = [*deepest_path(tree)[:accepted], 3]
-        session.read_features(len(tokens) - 1, FEATURES[len(tokens) - 1 : len(tokens) - 1 + len(appended)])
-        session.extend(appended)
-        tokens = tokens + appended
-
-
-@pytest.mark.parametrize(("capacity", "limit"), [(512, CONTEXT), (96, 96)])
-def test_the_context_limit_is_the_smaller_of_the_heads_and_the_slots_and_no_row_passes_it(
-    head: Eagle3Head, capacity: int, limit: int
-) -> None:
-    engine = RecordingEngine(head, slot_capacity=capacity)
-    drafter = drafter_of(engine, width=1)
-    assert drafter.context_limit == limit
-    session, length = drafter.open(PROMPT, BUDGET), len(PROMPT)
-    while length < limit + 7:
-        known = session._features_end
-        session.read_features(known, FEATURES[known : length - 1])
-        assert session.propose(BUDGET).drafted == max(0, min(BUDGET.depth, limit - length))
-        session.extend([1, 2, 3])
-        length += 3
-    assert len(session._features) + session._slot.committed_length == limit
-
-
-@pytest.mark.parametrize("length", range(CONTEXT - 8, CONTEXT + 1))
-def test_a_branch_that_does_not_fit_the_slot_ends_early(shared: RecordingEngine, length: int) -> None:
-    tree = open_session(shared, [7] * length).propose(BUDGET)
-    tree.validate(vocab_size=VOCAB_SIZE, max_rows=BUDGET.rows, max_depth=min(BUDGET.depth, CONTEXT - length))
-    assert (tree.drafted > 0) == (length < CONTEXT)
-
-
-def test_past_the_context_limit_no_work_is_done(engine: RecordingEngine) -> None:
-    session = open_session(engine, [7] * (CONTEXT + 20))
-    assert not session.advance()
-    assert session.propose(BUDGET).token_ids.tolist() == [7]
-    assert engine.passes == []
-
-
-def test_ids_past_the_teachers_last_one_are_never_proposed(head: Eagle3Head) -> None:
-    known = int(head.target_ids[DRAFT_IDS // 2])
-    engine = RecordingEngine(head, vocab_size=known)
-    tree = open_session(engine, [token % known for token in PROMPT], width=64).propose(Budget(rows=24, depth=1))
-    assert tree.drafted == 24
-    assert tree.token_ids.max() < known
-
-
-def test_no_probability_anywhere_gives_the_root_alone(head: Eagle3Head) -> None:
-    session = drafter_of(RecordingEngine(head)).open(PROMPT, BUDGET)
-    session.read_features(0, np.full((len(PROMPT), 72), 0x7FC0, dtype=np.uint16))  # NaN
-    assert session.propose(BUDGET).token_ids.tolist() == [PROMPT[-1]]
-
-
-def test_in_bfloat16_trees_keep_the_rules_too() -> None:
-    session = open_session(RecordingEngine(random_head().bfloat16()), PROMPT)
-    tree = session.propose(BUDGET)
-    tree.validate(vocab_size=VOCAB_SIZE, max_rows=BUDGET.rows, max_depth=BUDGET.depth)
-    assert tree.drafted == BUDGET.rows
 
 
 def test_a_session_of_the_service_drafts_through_rounds_late_and_repeated_features(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -22,34 +21,25 @@ from eagle_pangu.serving.settings import DraftSettings
 from eagle_pangu.speculation.eagle3.formats import save_head
 from eagle_pangu.speculation.tree import TokenTree
 from tests.draft_service.heads import (
+    BUDGET,
+    BUDGETS,
     CONTEXT,
+    FEATURES,
     VOCAB_SIZE,
     RecordingEngine,
     deepest_path,
     drafter_of,
     path,
     poison,
-    random_features,
     random_head,
 )
 from tests.models import tiny_llama
 from tests.trees import token_trees
 
-FEATURES = random_features(CONTEXT + 40)
-BUDGET = Budget(rows=12, depth=5)
-BUDGETS = st.builds(Budget, st.integers(0, 24), st.integers(0, 8))
+pytestmark = pytest.mark.usefixtures("one_thread")
 SMALL_TREES = token_trees(max_rows=8, vocab_size=8, scored=True)
 NEVER_SEEN = list(range(30))  # the look-up finds nothing
 REPEATING = [*range(100, 112), 50, *range(100, 105)]  # it finds 105, 106, ...
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread() -> Iterator[None]:
-    """Such small models only lose by more."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="module")
@@ -204,7 +194,7 @@ def test_it_is_loaded_by_name_with_the_settings_of_both(tmp_path: Path) -> None:
     teacher = tiny_llama(tmp_path / "teacher")
     head = random_head(hidden_size=64, target_hidden_size=64, vocab_size=260)
     save_head(head, tmp_path / "head", torch_dtype=torch.float32)
-    drafter = DRAFTERS["hybrid"].load(
+    drafter = DRAFTERS["hybrid"](
         DraftSettings(head=str(tmp_path / "head"), embeddings=str(teacher), ngram_min=2, ngram_max=3, ngram_matches=1)
     )
     assert (drafter.name, drafter.needs_features, drafter.context_limit) == ("hybrid", True, 0)

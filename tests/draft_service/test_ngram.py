@@ -129,7 +129,7 @@ def test_a_draft_service_with_this_drafter_alone_imports_no_torch() -> None:
         "from draft_service.drafters.base import Budget\n"
         "from draft_service.drafters.registry import DRAFTERS\n"
         "from eagle_pangu.serving.settings import DraftSettings\n"
-        "DRAFTERS['ngram'].load(DraftSettings()).open([1, 2], Budget(8, 8)).propose(Budget(8, 8))\n"
+        "DRAFTERS['ngram'](DraftSettings()).open([1, 2], Budget(8, 8)).propose(Budget(8, 8))\n"
         "sys.exit('torch' in sys.modules or 'transformers' in sys.modules)\n"
     )
     finished = subprocess.run([sys.executable, "-c", program], check=False, capture_output=True, text=True, timeout=60)

@@ -27,6 +27,7 @@ from tests.models import VOCAB_SIZE, tiny_llama
 
 CONTEXT = 160
 PROMPT = np.random.default_rng(0).integers(0, 256, 40).tolist()
+pytestmark = pytest.mark.usefixtures("one_thread")
 BUDGET = Budget(rows=12, depth=5)
 
 
@@ -46,15 +47,6 @@ class RecordingEngine(Engine):
     def grow(self, slot, tree, from_row) -> ForwardResult:  # type: ignore[no-untyped-def]
         self.passes.append(("grow", tree.rows - from_row))
         return super().grow(slot, tree, from_row)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread() -> Iterator[None]:
-    """Such small models only lose by more."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="module")

@@ -15,13 +15,6 @@ from protos.v1 import draft_pb2, model_pb2
 from tests.draft_service.peer import ask, failure, open_request, propose_request, serving
 
 
-async def test_the_service_does_not_start_when_its_default_drafter_has_no_model() -> None:
-    settings = DraftSettings(drafter="standalone")
-    with pytest.raises(StartError, match=r"draft\.model"):
-        async with serving(settings):
-            pass
-
-
 async def test_the_service_does_not_start_when_the_model_is_missing(tmp_path: Path) -> None:
     with pytest.raises(StartError, match=r"draft\.model"):
         async with serving(DraftSettings(model=str(tmp_path / "nothing"))):

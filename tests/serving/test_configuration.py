@@ -66,7 +66,15 @@ def test_values_are_read_as_the_type_of_their_field(monkeypatch: pytest.MonkeyPa
         ([], {}, "[draft", r"config: .*pangu\.toml is not TOML"),
         (["--teacher.model", ""], {}, "", r"teacher\.model: expected the name of a pulled model or .*, got ''"),
         ([], {"EAGLE_PANGU_TEACHER__MODEL": ""}, "", r"teacher\.model: .*\(from EAGLE_PANGU_TEACHER__MODEL\)"),
-        (["--draft.ngram_min", "5"], {}, "", r"ngram_min: expected at most ngram_max \(4\), got 5"),
+        (["--draft.ngram_min", "5"], {}, "", r"draft\.ngram_min: expected at most ngram_max \(4\), got 5"),
+        (
+            ["--draft.drafter", "standalone"],
+            {},
+            "",
+            r"draft\.model: .*, which the standalone drafter needs",
+        ),
+        (["--draft.drafter", "eagle3"], {}, "", r"draft\.head: expected a value, which the eagle3 drafter needs"),
+        (["--draft.drafter", "hybrid"], {}, "", r"draft\.head: expected a value, which the hybrid drafter needs"),
     ],
 )
 def test_an_unknown_name_or_a_bad_value_is_named(
@@ -101,7 +109,7 @@ def test_every_problem_is_named_at_once() -> None:
 def test_settings_written_as_toml_are_read_back_the_same(tmp_path: Path) -> None:
     settings = Settings(
         teacher=TeacherSettings(model='a "quoted" \\ path/é', keepalive_seconds=0.25),
-        draft=DraftSettings(drafter="standalone", reflection=False),
+        draft=DraftSettings(drafter="standalone", model="m", reflection=False),
         orchestrator=OrchestratorSettings(trace=tmp_path / "t.jsonl"),
     )
     path = tmp_path / "written.toml"
