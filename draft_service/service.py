@@ -24,7 +24,7 @@ from draft_service.session import Question, Session
 from draft_service.slots import Slots
 from eagle_pangu.serving.errors import FailedPreconditionError, NotFoundError
 from eagle_pangu.serving.logs import get_logger
-from eagle_pangu.serving.streams import next_message
+from eagle_pangu.serving.streams import next_message, require_open
 from eagle_pangu.speculation.tree import TokenTree
 from protos.codec import decode_features
 from protos.errors import InvalidFieldError, StaleMessageError
@@ -95,7 +95,7 @@ class DraftServicer(draft_pb2_grpc.DraftServiceServicer):
             idle_seconds=self._idle_seconds,
             setting="draft.session_idle_seconds",
         )
-        opening, desk = self._read_open(await read())
+        opening, desk = self._read_open(require_open(await read()))
         structlog.contextvars.bind_contextvars(request_id=opening.request_id, epoch=opening.epoch)
         with self._slots.hold():
             async with desk.open(opening) as session:
@@ -110,11 +110,7 @@ class DraftServicer(draft_pb2_grpc.DraftServiceServicer):
                 finally:
                     log.info("session ended", round=session.round, tokens=session.length)
 
-    def _read_open(self, request: draft_pb2.ProposeRequest | None) -> tuple[Opening, Desk]:
-        kind = None if request is None else request.WhichOneof("message")
-        if request is None or kind != "open":
-            got = f"`{kind}`" if kind else "nothing"
-            raise FailedPreconditionError(f"message: expected `open` as the first one of a session, got {got}")
+    def _read_open(self, request: draft_pb2.ProposeRequest) -> tuple[Opening, Desk]:
         opening = messages.read_opening(request.epoch, request.open, self._default_drafter)
         desk = self._desks.get(opening.drafter)
         if desk is None:

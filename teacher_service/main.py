@@ -11,7 +11,7 @@ from eagle_pangu.serving.bootstrap import StartError, run_service
 from eagle_pangu.serving.logs import get_logger
 from eagle_pangu.serving.settings import TeacherSettings
 from eagle_pangu.speculation.checkpoints import CheckpointError, load_checkpoint
-from eagle_pangu.speculation.devices import Device, get_device
+from eagle_pangu.speculation.devices import Device, get_device, resolve_dtype
 from eagle_pangu.speculation.engine import Engine
 from eagle_pangu.speculation.invariance import NoInvarianceError
 from eagle_pangu.speculation.models import ModelError, resolve_model
@@ -77,7 +77,7 @@ def build_engine(settings: TeacherSettings) -> Engine:
     except (ValueError, RuntimeError) as error:
         raise StartError(str(error)) from error
     threads = device.configure_threads(settings.threads)
-    dtype = device.default_dtype() if settings.dtype == "auto" else getattr(torch, settings.dtype)
+    dtype = resolve_dtype(settings.dtype, device)
     engine = _load(settings, device, dtype)
     replaceable = settings.dtype == "auto" and dtype != torch.float32
     if not (replaceable and engine.numerics.degraded_reason):

@@ -18,7 +18,7 @@ from grpc.aio import ServicerContext
 from eagle_pangu.serving.errors import FailedPreconditionError, UnavailableError
 from eagle_pangu.serving.logs import get_logger
 from eagle_pangu.serving.settings import TeacherSettings
-from eagle_pangu.serving.streams import next_message
+from eagle_pangu.serving.streams import next_message, require_open
 from eagle_pangu.speculation.engine import Engine
 from protos.errors import InvalidFieldError, StaleMessageError
 from protos.v1 import model_pb2, teacher_pb2, teacher_pb2_grpc, tree_pb2
@@ -108,7 +108,7 @@ class TeacherServicer(teacher_pb2_grpc.TeacherServiceServicer):
             idle_seconds=runtime.settings.session_idle_seconds,
             setting="teacher.session_idle_seconds",
         )
-        first = await read()
+        first = require_open(await read())
         received = time.monotonic()
         opening = _read_open(first, runtime)
         structlog.contextvars.bind_contextvars(request_id=opening.request_id, epoch=opening.epoch)
@@ -138,11 +138,7 @@ class _Answered(NamedTuple):
     commit_us: int
 
 
-def _read_open(request: teacher_pb2.VerifyRequest | None, runtime: Runtime) -> Opening:
-    kind = None if request is None else request.WhichOneof("message")
-    if request is None or kind != "open":
-        got = f"`{kind}`" if kind else "nothing"
-        raise FailedPreconditionError(f"message: expected `open` as the first one of a session, got {got}")
+def _read_open(request: teacher_pb2.VerifyRequest, runtime: Runtime) -> Opening:
     messages.require_same_ids(runtime.fingerprint, request.open.fingerprint)
     opening = messages.read_opening(request.epoch, request.open)
     opening.validate(runtime.limits)

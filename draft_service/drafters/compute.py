@@ -8,7 +8,7 @@ import torch
 
 from draft_service.drafters.base import DrafterError
 from eagle_pangu.serving.settings import DraftSettings
-from eagle_pangu.speculation.devices import Device, get_device
+from eagle_pangu.speculation.devices import Device, get_device, resolve_dtype
 
 
 class Compute(NamedTuple):
@@ -29,4 +29,4 @@ def configured_compute(settings: DraftSettings) -> Compute:
     except RuntimeError as error:
         raise DrafterError(f"draft.device: {error}") from error
     device.configure_threads(settings.threads)
-    return Compute(device, device.default_dtype() if settings.dtype == "auto" else getattr(torch, settings.dtype))
+    return Compute(device, resolve_dtype(settings.dtype, device))

@@ -9,13 +9,14 @@ from __future__ import annotations
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import nn
 
 from draft_service.drafters.children import Children, top_children
+from eagle_pangu.speculation.attention import grouped_attention
+from eagle_pangu.speculation.attention.kernels import masked_kernel
 from eagle_pangu.speculation.cache import CacheShape, Slot
 from eagle_pangu.speculation.devices import Device
 from eagle_pangu.speculation.eagle3.head import Eagle3Head
-from eagle_pangu.speculation.linear import KernelLinear
+from eagle_pangu.speculation.linear import KernelLinear, replace_linears
 from eagle_pangu.speculation.norms import fuse_norms
 from eagle_pangu.speculation.plan import ForwardPlan
 from eagle_pangu.speculation.projections import share_products
@@ -45,7 +46,16 @@ class HeadEngine:
         self._window = window
         self._scale = head.config.head_dim**-0.5
         self._group = head.config.attention_heads // head.config.key_value_heads
-        _install_kernels(self.head, device)
+        self._kernel = masked_kernel(device.fused_attention, self._keep)
+        # The device's kernels in the place of linear layers and norms; a draft's rounding costs speed at most.
+        fuse_norms(self.head)
+        share_products(self.head)
+        replace_linears(
+            self.head,
+            lambda layer: KernelLinear(
+                device.linear_kernel(layer), layer.in_features, layer.out_features, layer.weight.dtype
+            ),
+        )
 
     @property
     def feature_width(self) -> int:
@@ -78,17 +88,10 @@ class HeadEngine:
         """
         plan = ForwardPlan(tree, slot.committed_length, first_row, self._group, self.device.torch_device)
         slot.begin(first_row, tree.rows)
-        keep = self._keep(plan)
 
         def attend(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
-            keys, values = (written[0, :, : plan.columns] for written in slot.update(key, value, 0))
-            _, heads, rows, head_dim = query.shape
-            # Query heads of one KV head stand below each other, row by row, as the plan's mask has them.
-            grouped = query.reshape(len(keys), self._group, rows, head_dim).transpose(1, 2)
-            stacked = grouped.reshape(len(keys), rows * self._group, head_dim)
-            attended = self.device.fused_attention(stacked, keys, values, keep, self._scale)
-            by_head = attended.view(len(keys), rows, self._group, head_dim).transpose(1, 2)
-            return by_head.reshape(1, heads, rows, head_dim)
+            keys, values = slot.update(key, value, 0)
+            return grouped_attention(query, keys, values, plan, self._kernel, self._scale).transpose(1, 2)
 
         return self.head.step(plan.input_ids, hidden[None], plan.position_ids, attend)[0]
 
@@ -123,14 +126,3 @@ class HeadEngine:
         positions = np.concatenate([np.arange(plan.committed), plan.committed + tree.depth])
         own = plan.committed + tree.depth[plan.first_row :].repeat(self._group)
         return plan.keep & torch.from_numpy(own[:, None] - positions < self._window).to(device)
-
-
-def _install_kernels(head: nn.Module, device: Device) -> None:
-    """The device's kernels in the place of linear layers and norms; a draft's rounding costs speed at most."""
-    fuse_norms(head)
-    share_products(head)
-    for module in list(head.modules()):
-        for name, layer in list(module.named_children()):
-            if type(layer) is nn.Linear:
-                kernel = device.linear_kernel(layer)
-                setattr(module, name, KernelLinear(kernel, layer.in_features, layer.out_features, layer.weight.dtype))

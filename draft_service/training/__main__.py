@@ -7,15 +7,12 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from draft_service.training.settings import TrainingError, TrainingSettings
+from eagle_pangu.cli.console import INTERRUPTED, fail, notes
 from eagle_pangu.speculation.models import ModelError, resolve_model
 
-INTERRUPTED = 130
-
-notes = Console(stderr=True, highlight=False, soft_wrap=True)
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 DEFAULTS = TrainingSettings(teacher=Path(), output=Path(), prompts=Path())
 
@@ -81,8 +78,7 @@ def train_draft(
             logging.disable_progress_bar()  # its own, of every loading
             head = run(settings, _Bars(progress))
     except (TrainingError, ModelError) as error:
-        notes.print(f"error: {error}", style="red", markup=False)
-        raise typer.Exit(1) from None
+        fail(error)
     except KeyboardInterrupt:
         notes.print("stopped; the same command goes on from here")
         raise typer.Exit(INTERRUPTED) from None

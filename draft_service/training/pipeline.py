@@ -29,8 +29,8 @@ from draft_service.training.stages import only_run_in, open_stages, write_text
 from draft_service.training.store import TeacherStore
 from draft_service.training.vocabulary import choose_vocabulary, coverage, forced_ids
 from eagle_pangu.evaluation.prompts import PromptFileError, load_prompts
-from eagle_pangu.speculation.checkpoints import Checkpoint, CheckpointError, load_checkpoint
-from eagle_pangu.speculation.devices import get_device
+from eagle_pangu.speculation.checkpoints import Checkpoint, CheckpointError, load_checkpoint, read_tokenizer
+from eagle_pangu.speculation.devices import get_device, resolve_dtype
 from eagle_pangu.speculation.eagle3.errors import HeadError
 
 ANSWERS = "answers.jsonl"
@@ -77,10 +77,10 @@ class _Run:
         except (ValueError, RuntimeError) as error:
             raise TrainingError(f"--device: {error}") from error
         self._device.configure_threads(settings.threads)
-        names = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-        if settings.dtype not in ("auto", *names):
-            raise TrainingError(f"--dtype: expected one of auto, {', '.join(names)}, got {settings.dtype!r}")
-        self._dtype = self._device.default_dtype() if settings.dtype == "auto" else names[settings.dtype]
+        try:
+            self._dtype = resolve_dtype(settings.dtype, self._device)
+        except ValueError as error:
+            raise TrainingError(f"--dtype: {error}") from error
         self._dtype_name = str(self._dtype).removeprefix("torch.")
         self._stages = open_stages(settings.output, settings.arguments(self._dtype_name))
 
@@ -138,11 +138,11 @@ class _Run:
         return {"teacher": identity, **summary(answers)}
 
     def _make_vocabulary(self, directory: Path) -> dict[str, Any]:
-        checkpoint, corpus = self._load_teacher(), self._corpus
-        forced = forced_ids(checkpoint)
+        teacher, corpus = self._results("answers")["teacher"], self._corpus
+        forced = forced_ids(teacher["eos_token_ids"], read_tokenizer(self._settings.teacher))
         counted = [answer.response_ids for answer in corpus.counted]
         size = self._settings.draft_vocab
-        target_ids = choose_vocabulary(counted, forced, size=size, vocab_size=checkpoint.vocab_size)
+        target_ids = choose_vocabulary(counted, forced, size=size, vocab_size=teacher["vocab_size"])
         covered = coverage([answer.response_ids for answer in corpus.held_out], target_ids)
         write_text(directory / TARGET_IDS, json.dumps(target_ids.tolist()) + "\n")
         self._screen.say(f"vocabulary: {size:,} ids cover {100 * covered:.1f} % of the held-out answer tokens")

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from draft_service.training.settings import TrainingError
-from eagle_pangu.speculation.checkpoints import Checkpoint, Tokenizer
+from eagle_pangu.speculation.checkpoints import Tokenizer
 
 
 def choose_vocabulary(
@@ -44,9 +44,9 @@ def choose_vocabulary(
     return np.sort(best)
 
 
-def forced_ids(checkpoint: Checkpoint) -> list[int]:
+def forced_ids(eos_token_ids: Sequence[int], tokenizer: Tokenizer) -> list[int]:
     """Ids that a head must have, however rare: what ends an answer, and the special ids of the chat template."""
-    return sorted({*checkpoint.eos_token_ids, *_template_ids(checkpoint.tokenizer)})
+    return sorted({*eos_token_ids, *_template_ids(tokenizer)})
 
 
 def _template_ids(tokenizer: Tokenizer) -> set[int]:

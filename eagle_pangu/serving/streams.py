@@ -1,4 +1,7 @@
-"""Reading a session's messages off its stream: what both services do alike. Knows no message."""
+"""Reading a session's messages off its stream: what both services do alike.
+
+Of a message it knows that a oneof named `message` tells its kind.
+"""
 
 from __future__ import annotations
 
@@ -8,12 +11,13 @@ from typing import TypeVar
 
 import grpc
 from google.protobuf.message import DecodeError
+from google.protobuf.message import Message as ProtobufMessage
 
-from eagle_pangu.serving.errors import ServiceError
+from eagle_pangu.serving.errors import FailedPreconditionError, ServiceError
 from eagle_pangu.serving.logs import get_logger
 from protos.errors import InvalidFieldError
 
-Message = TypeVar("Message")
+Message = TypeVar("Message", bound=ProtobufMessage)
 
 log = get_logger(__name__)
 
@@ -51,3 +55,16 @@ async def next_message(
         raise InvalidFieldError(
             "message", f"expected a {message.__name__}, got bytes that do not parse as one"
         ) from error
+
+
+def require_open(request: Message | None) -> Message:
+    """The first message of a session, which must hold `open`; None: the stream ended before it.
+
+    Raises:
+        FailedPreconditionError: it holds something else, or nothing.
+    """
+    kind = None if request is None else request.WhichOneof("message")
+    if request is None or kind != "open":
+        got = f"`{kind}`" if kind else "nothing"
+        raise FailedPreconditionError(f"message: expected `open` as the first one of a session, got {got}")
+    return request

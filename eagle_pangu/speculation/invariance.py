@@ -14,15 +14,15 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from eagle_pangu.speculation.devices import Device
-from eagle_pangu.speculation.linear import InvariantLinear, KernelLinear, probe_row_counts
+from eagle_pangu.speculation.linear import InvariantLinear, KernelLinear, probe_row_counts, replace_linears
 from eagle_pangu.speculation.plan import BLOCK
 from eagle_pangu.speculation.projections import share_products
 
 ROW_MULTIPLES = (4, 8, 16)
 """Candidates for the attention's products; one to three rows go through a matrix-vector kernel on common libraries."""
 
-
 _BLOCK_COUNTS = (1, 2, 3, 4, 5, 7, 8, 9, 15, 16, 17, 31, 32, 33, 64)
+"""Lengths that the probe of the softmax tries, in blocks: powers of two, where kernels change, and their neighbours."""
 
 
 class NoInvarianceError(Exception):
@@ -43,17 +43,14 @@ def install_linears(model: PreTrainedModel, device: Device, *, bitwise: bool, tr
         NoInvarianceError: `bitwise` is asked for and a layer shape has no class of at least `REFERENCE_ROWS` rows.
     """
     classes: dict[tuple[int, int, torch.dtype], tuple[int, ...]] = {}
-    kernels: dict[int, KernelLinear] = {}
     head = model.get_output_embeddings()
+
+    def replacement(layer: nn.Linear) -> KernelLinear:
+        largest = tree_rows if layer is head else max(tree_rows, chunk)
+        return _replacement(layer, device, classes, bitwise=bitwise, largest_rows=largest)
+
     share_products(model)
-    for module in list(model.modules()):
-        for name, layer in list(module.named_children()):
-            if type(layer) is not nn.Linear:
-                continue
-            if id(layer) not in kernels:
-                largest = tree_rows if layer is head else max(tree_rows, chunk)
-                kernels[id(layer)] = _replacement(layer, device, classes, bitwise=bitwise, largest_rows=largest)
-            setattr(module, name, kernels[id(layer)])
+    replace_linears(model, replacement)
 
 
 def _replacement(

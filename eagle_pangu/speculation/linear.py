@@ -69,6 +69,18 @@ class InvariantLinear(KernelLinear):
         return self.kernel(F.pad(rows, (0, 0, 0, padded - count)))[:count]
 
 
+def replace_linears(model: nn.Module, replacement: Callable[[nn.Linear], KernelLinear]) -> None:
+    """Put a kernel layer in the place of every plain `nn.Linear` of a model; one that stands in several places once."""
+    replacements: dict[int, KernelLinear] = {}
+    for module in list(model.modules()):
+        for name, layer in list(module.named_children()):
+            if type(layer) is not nn.Linear:
+                continue
+            if id(layer) not in replacements:
+                replacements[id(layer)] = replacement(layer)
+            setattr(module, name, replacements[id(layer)])
+
+
 def probe_row_counts(
     kernel: LinearKernel, in_features: int, dtype: torch.dtype, device: torch.device, largest: int
 ) -> tuple[int, ...]:

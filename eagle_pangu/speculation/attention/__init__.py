@@ -22,6 +22,34 @@ AttentionKernel = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, ForwardPla
 """(query [kv_heads, rows, group, head_dim], key, value [kv_heads, capacity, head_dim], plan, scale) -> as query."""
 
 
+def grouped_attention(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    plan: ForwardPlan,
+    kernel: AttentionKernel,
+    scale: float,
+) -> torch.Tensor:
+    """Attention of the plan's rows over one slot, in the shapes of model code.
+
+    Args:
+        query: [1, heads, rows, head_dim].
+        key, value: [1, kv_heads, capacity, head_dim].
+        plan: of the pass.
+        kernel: computes it.
+        scale: factor of the scores.
+
+    Returns:
+        [1, rows, heads, head_dim].
+    """
+    _, heads, rows, head_dim = query.shape
+    kv_heads = key.shape[1]
+    # Query heads of one KV head stand together, so K and V are never repeated.
+    grouped = query.reshape(kv_heads, heads // kv_heads, rows, head_dim).transpose(1, 2)
+    attended = kernel(grouped, key[0], value[0], plan, scale)
+    return attended.permute(1, 0, 2, 3).reshape(1, rows, heads, head_dim)
+
+
 def _tree_attention(
     module: nn.Module,
     query: torch.Tensor,
@@ -34,13 +62,7 @@ def _tree_attention(
     kernel: AttentionKernel,
     **kwargs: Any,
 ) -> tuple[torch.Tensor, None]:
-    """[1, heads, rows, head_dim] queries over one slot -> [1, rows, heads, head_dim]."""
-    _, heads, rows, head_dim = query.shape
-    kv_heads = key.shape[1]
-    # Query heads of one KV head stand together, so K and V are never repeated.
-    grouped = query.reshape(kv_heads, heads // kv_heads, rows, head_dim).transpose(1, 2)
-    attended = kernel(grouped, key[0], value[0], plan, scaling)
-    return attended.permute(1, 0, 2, 3).reshape(1, rows, heads, head_dim), None
+    return grouped_attention(query, key, value, plan, kernel, scaling), None
 
 
 def _no_mask(*args: Any, **kwargs: Any) -> None:

@@ -52,37 +52,32 @@ def blocked_attention(
         scores[:, :stacked, full : full + tail] = cache_order.gather(-1, index).view(kv_heads, stacked, tail)
     scores[:, :stacked, full : full + tail].masked_fill_(plan.tail_hidden, float("-inf"))
     weights = scores[:, :, : full + tail].softmax(dim=-1)
+    products = weights.new_empty(kv_heads, (full + tail) // BLOCK, weights.shape[1], head_dim)
     if plan.is_chain:
-        products = _shared_products(weights, value)
+        _shared_products(weights, value, products)
     else:
-        products = weights.new_empty(kv_heads, (full + tail) // BLOCK, weights.shape[1], head_dim)
-        _shared_products(weights[:, :, :full], value, out=products)
+        _shared_products(weights[:, :, :full], value, products[:, : full // BLOCK])
         tail_values = value[:, full:columns].index_select(1, plan.tail_index.reshape(-1))
         own = _own_products(weights[:, :stacked, full:].view(kv_heads, rows, group, tail), tail_values, row_multiple)
         products[:, full // BLOCK :, :stacked] = own
     return _sum_blocks(products)[:, :stacked].view(kv_heads, rows, group, head_dim)
 
 
-def _shared_products(weights: torch.Tensor, value: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
+def _shared_products(weights: torch.Tensor, value: torch.Tensor, products: torch.Tensor) -> None:
     """Blocks that all rows read in cache order.
 
     Args:
         weights: [kv_heads, rows, columns].
         value: [kv_heads, >= columns, head_dim].
-        out: [kv_heads, >= blocks, rows, head_dim], of which the first blocks are written.
-
-    Returns:
-        [kv_heads, blocks, rows, head_dim].
+        products: [kv_heads, blocks, rows, head_dim], written.
     """
     kv_heads, rows, columns = weights.shape
     blocks = columns // BLOCK
-    products = weights.new_empty(kv_heads, blocks, rows, value.shape[-1]) if out is None else out[:, :blocks]
     by_block = weights.view(kv_heads, rows, blocks, BLOCK).transpose(1, 2)
-    value = value[:, :columns].view(kv_heads, blocks, BLOCK, value.shape[-1])
-    for head in zip(by_block.unbind(), value.unbind(), products.unbind(), strict=True):
-        # Views, not copies: one call over all heads would need V in another order.
-        torch.bmm(head[0], head[1], out=head[2])
-    return products
+    by_value = value[:, :columns].view(kv_heads, blocks, BLOCK, value.shape[-1])
+    # Views, not copies: one call over all heads would need V in another order.
+    for head_weights, head_value, out in zip(by_block.unbind(), by_value.unbind(), products.unbind(), strict=True):
+        torch.bmm(head_weights, head_value, out=out)
 
 
 def _own_products(weights: torch.Tensor, value: torch.Tensor, row_multiple: int) -> torch.Tensor:

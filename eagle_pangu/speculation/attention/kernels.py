@@ -17,12 +17,12 @@ MaskedAttention = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tens
 
 def eager_kernel() -> AttentionKernel:
     """`reference` mode, `free` numerics."""
-    return _masked(eager_attention)
+    return masked_kernel(eager_attention, _whole_mask)
 
 
 def fused_kernel(device: Device) -> AttentionKernel:
     """`performance` mode, `free` numerics: the device's own fused attention."""
-    return _masked(device.fused_attention)
+    return masked_kernel(device.fused_attention, _whole_mask)
 
 
 def bitwise_kernel(row_multiple: int) -> AttentionKernel:
@@ -36,13 +36,25 @@ def bitwise_kernel(row_multiple: int) -> AttentionKernel:
     return run
 
 
-def _masked(attention: MaskedAttention) -> AttentionKernel:
+def masked_kernel(attention: MaskedAttention, mask: Callable[[ForwardPlan], torch.Tensor]) -> AttentionKernel:
+    """A kernel from attention under a dense mask.
+
+    Args:
+        attention: (query [kv_heads, rows * group, head_dim], key, value [kv_heads, columns, head_dim], keep, scale) ->
+            as query.
+        mask: [rows * group, columns] bool of a pass, True where a row may attend.
+    """
+
     def run(
         query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, plan: ForwardPlan, scale: float
     ) -> torch.Tensor:
         kv_heads, rows, group, head_dim = query.shape
         stacked = query.reshape(kv_heads, rows * group, head_dim)
-        attended = attention(stacked, key[:, : plan.columns], value[:, : plan.columns], plan.keep, scale)
+        attended = attention(stacked, key[:, : plan.columns], value[:, : plan.columns], mask(plan), scale)
         return attended.view(kv_heads, rows, group, head_dim)
 
     return run
+
+
+def _whole_mask(plan: ForwardPlan) -> torch.Tensor:
+    return plan.keep

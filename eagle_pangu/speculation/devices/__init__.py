@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import torch
+
 from eagle_pangu.speculation.devices.base import Device, Memory
 from eagle_pangu.speculation.devices.cpu import CpuDevice
 from eagle_pangu.speculation.devices.cuda import CudaDevice
 
-__all__ = ["Device", "Memory", "get_device"]
+__all__ = ["Device", "Memory", "get_device", "resolve_dtype"]
 
+_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 _DEVICES: dict[str, Callable[[], Device]] = {"cpu": CpuDevice, "cuda": CudaDevice}
 
 
@@ -23,3 +26,16 @@ def get_device(name: str) -> Device:
     if name not in _DEVICES:
         raise ValueError(f"device: expected one of {', '.join(_DEVICES)}, got {name!r}")
     return _DEVICES[name]()
+
+
+def resolve_dtype(name: str, device: Device) -> torch.dtype:
+    """The dtype of that name; "auto" is the one that the device computes best.
+
+    Raises:
+        ValueError: no such dtype.
+    """
+    if name == "auto":
+        return device.default_dtype()
+    if name not in _DTYPES:
+        raise ValueError(f"expected one of auto, {', '.join(_DTYPES)}, got {name!r}")
+    return _DTYPES[name]

@@ -20,7 +20,7 @@ class CpuDevice:
     torch_device = torch.device("cpu")
 
     def default_dtype(self) -> torch.dtype:
-        """bfloat16 where the CPU has instructions for it, else float32 (emulated bfloat16 costs a pass a row)."""
+        """bfloat16 where the CPU has instructions for it, else float32: emulated, every row of a pass costs much."""
         return torch.bfloat16 if _has_bfloat16_instructions() else torch.float32
 
     def configure_threads(self, threads: int) -> int:

@@ -10,11 +10,16 @@ import pytest
 
 from draft_service.training.settings import TrainingError
 from draft_service.training.vocabulary import choose_vocabulary, coverage, forced_ids
+from eagle_pangu.speculation.checkpoints import Tokenizer, read_tokenizer
 from tests.draft_service.training.toy import loaded, toy_teacher
 
 
 def responses(*ids: list[int]) -> list[np.ndarray]:
     return [np.array(response, dtype=np.int32) for response in ids]
+
+
+def ends_and_tokenizer(directory: Path) -> tuple[tuple[int, ...], Tokenizer]:
+    return loaded(directory).eos_token_ids, read_tokenizer(directory)
 
 
 def test_the_most_frequent_ids_are_kept_in_ascending_order_and_ties_go_to_the_lower_id() -> None:
@@ -44,9 +49,9 @@ def test_coverage_counts_tokens() -> None:
 
 def test_what_ends_an_answer_and_what_the_template_writes_is_forced(tmp_path: Path) -> None:
     directory = toy_teacher(tmp_path)
-    assert forced_ids(loaded(directory)) == [256, 257]  # <|im_start|>, <|im_end|>; not <pad>
+    assert forced_ids(*ends_and_tokenizer(directory)) == [256, 257]  # <|im_start|>, <|im_end|>; not <pad>
     settings = json.loads((directory / "tokenizer_config.json").read_text())
     settings["chat_template"] = "{{ bos_token }}{{ messages }}<pad>"
     settings["eos_token"] = "<|endoftext|>"  # named, but not by the template
     (directory / "tokenizer_config.json").write_text(json.dumps(settings))
-    assert forced_ids(loaded(directory)) == [256, 257, 259]  # 257 ends answers
+    assert forced_ids(*ends_and_tokenizer(directory)) == [256, 257, 259]  # 257 ends answers
