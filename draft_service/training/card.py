@@ -8,6 +8,7 @@ from typing import Any
 
 from draft_service.training.answering import GREEDY_SHARE, SAMPLING
 from draft_service.training.loop import BETAS, MOST_GRADIENT, WARM_UP
+from draft_service.training.rehearsal import SPAN
 from draft_service.training.settings import TrainingSettings
 from draft_service.training.unroll import STEP_WEIGHT
 
@@ -41,11 +42,15 @@ it at {outside} of them, which count as misses. Share of answer tokens where the
 
 {table}
 
+## Drafting held-out answers
+
+{drafting}
+
 ## Limits
 
 * It proposes only. A poor match to the text at hand costs speed, never a token.
 * The shares are over text like that trained on, each step given the true tokens before it; the chain takes the steps as
-  independent. Serving, with token trees and on other text, is not measured here.
+  independent.
 * Ids outside the draft vocabulary are never proposed.
 """
 
@@ -75,6 +80,7 @@ def model_card(settings: TrainingSettings, dtype: str, records: Mapping[str, Map
         covered=_percent(figures["held_out_coverage"]),
         outside=_percent(figures["held_out_argmax_outside"]),
         table=_table(training["metrics"]),
+        drafting=_drafting(records["rehearsal"]),
     )
     return "\n\n".join(_filled(block) for block in text.strip().split("\n\n")) + "\n"
 
@@ -105,6 +111,29 @@ def _table(metrics: Sequence[Mapping[str, Any]]) -> str:
         loss = "" if line["train_loss"] is None else f"{line['train_loss']:.3f}"
         accepted = (f"{share:.3f}" for share in line["acceptance"])
         rows.append([str(line["epoch"]), *accepted, f"{line['chain_tokens_per_round']:.2f}", loss])
+    return _lines(rows)
+
+
+def _drafting(rehearsal: Mapping[str, Any]) -> str:
+    if not rehearsal["answers"]:
+        return "No held-out answer was decoded greedily, so none was drafted."
+    rates = rehearsal["tokens_per_round"]
+    spans = max(map(len, rehearsal["by_position"].values()))
+    rows = [
+        ["drafter", "tokens per round", *(f"from answer token {SPAN * span}" for span in range(spans))],
+        ["---"] * (spans + 2),
+    ]
+    for name, rate in rates.items():
+        found = [f"{share:.2f}" for share in rehearsal["by_position"][name]]
+        rows.append([name, f"{rate:.2f}", *found, *[""] * (spans - len(found))])
+    text = (
+        f"{rehearsal['answers']:,} greedy answers, drafted by trees of at most {rehearsal['rows']} rows and depth "
+        f"{rehearsal['depth']} and accepted as far as the answer goes along:"
+    )
+    return text + "\n\n" + _lines(rows)
+
+
+def _lines(rows: Sequence[Sequence[str]]) -> str:
     return "\n".join(f"| {' | '.join(row)} |" for row in rows)
 
 

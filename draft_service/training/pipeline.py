@@ -1,4 +1,4 @@
-"""The five stages of a run in their order: skipped where an earlier run finished them, gone on with where it stopped.
+"""The stages of a run in their order: skipped where an earlier run finished them, gone on with where it stopped.
 
 It knows files and their order; what a stage computes is in the stage's own module.
 """
@@ -16,6 +16,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from draft_service.drafters.base import Budget, DrafterError
+from draft_service.drafters.registry import DRAFTERS
 from draft_service.training.answering import AnsweringTeacher, answer_prompts
 from draft_service.training.answers import read_answers, summary
 from draft_service.training.card import model_card
@@ -24,14 +26,17 @@ from draft_service.training.export import export
 from draft_service.training.features import ReadingTeacher, has_begun, read_sequences, require_disk
 from draft_service.training.initialisation import initial_head, require_trainable, teacher_head
 from draft_service.training.loop import EpochMetrics, Trainer, TrainingData, load_trained
+from draft_service.training.rehearsal import Round, figures, rehearse
 from draft_service.training.settings import TrainingError, TrainingSettings
 from draft_service.training.stages import only_run_in, open_stages, write_text
 from draft_service.training.store import TeacherStore
 from draft_service.training.vocabulary import choose_vocabulary, coverage, forced_ids
 from eagle_pangu.evaluation.prompts import PromptFileError, load_prompts
+from eagle_pangu.serving.settings import DraftSettings, OrchestratorSettings
 from eagle_pangu.speculation.checkpoints import Checkpoint, CheckpointError, load_checkpoint, read_tokenizer
 from eagle_pangu.speculation.devices import get_device, resolve_dtype
 from eagle_pangu.speculation.eagle3.errors import HeadError
+from eagle_pangu.speculation.eagle3.formats import save_head
 
 ANSWERS = "answers.jsonl"
 TARGET_IDS = "target_ids.json"
@@ -64,7 +69,7 @@ def run(settings: TrainingSettings, screen: Screen) -> Path:
     with only_run_in(settings.output):
         try:
             return _Run(settings, screen).run()
-        except (CheckpointError, HeadError, PromptFileError, OSError) as error:
+        except (CheckpointError, DrafterError, HeadError, PromptFileError, OSError) as error:
             raise TrainingError(str(error)) from error
 
 
@@ -109,6 +114,7 @@ class _Run:
             "vocabulary": self._make_vocabulary,
             "features": self._make_features,
             "training": self._train,
+            "rehearsal": self._rehearse,
         }
 
     def _make_answers(self, directory: Path) -> dict[str, Any]:
@@ -182,6 +188,27 @@ class _Run:
         metrics = trainer.run()
         trained = sum(parameter.numel() for parameter in head.parameters() if parameter.requires_grad)
         return {"steps": metrics[-1].step, "trained_parameters": trained, "metrics": [asdict(line) for line in metrics]}
+
+    def _rehearse(self, directory: Path) -> dict[str, Any]:
+        """Draft the greedy ones of the held-out answers with the head as it will be read from its file."""
+        store, defaults = self._store, OrchestratorSettings()
+        store.open()
+        budget = Budget(defaults.rows, defaults.depth)
+        asked = {name: getattr(self._settings, name) for name in ("device", "dtype", "threads")}
+        settings = DraftSettings(head=str(directory / HEAD), embeddings=str(self._settings.teacher), **asked)
+        save_head(load_trained(self._stages["training"].directory), directory / HEAD, torch_dtype=torch.bfloat16)
+        drafters = [DRAFTERS[name](settings) for name in ("ngram", "eagle3", "hybrid")]
+        chosen = [(index, answer) for index, answer in enumerate(self._corpus.held_out) if answer.greedy]
+        rounds: dict[str, list[Round]] = {drafter.name: [] for drafter in drafters}
+        for done, (index, answer) in enumerate(chosen, start=1):
+            features = store[index].features.view(torch.int16).numpy().view(np.uint16)
+            for drafter in drafters:
+                rounds[drafter.name] += rehearse(drafter, answer, features, budget)
+            self._screen.progress(done, len(chosen), "the held-out answers are drafted")
+        found = figures(rounds)
+        for name, rate in found["tokens_per_round"].items():
+            self._screen.say(f"{name}: {rate:.2f} tokens per round on {len(chosen)} held-out answers")
+        return {"answers": len(chosen), "rows": budget.rows, "depth": budget.depth, **found}
 
     def _say_metrics(self, metrics: EpochMetrics) -> None:
         shares = " ".join(f"{share:.3f}" for share in metrics.acceptance)

@@ -100,6 +100,7 @@ class TrainingSettings:
                 "--feature-norm": self.feature_norm,
                 "--autocast": self.autocast,
             },
+            "rehearsal": {},
             "head": {},
         }
 

@@ -86,7 +86,7 @@ def test_every_variant_learns(tmp_path: Path, change: dict[str, Any]) -> None:
 
 
 def test_stages_and_metrics_are_told_as_they_come(finished: Finished) -> None:
-    assert finished.screen.stages == ["answers", "vocabulary", "features", "training", "export"]
+    assert finished.screen.stages == ["answers", "vocabulary", "features", "training", "rehearsal", "export"]
     said = "\n".join(finished.screen.said)
     assert "vocabulary: 44 ids cover 100.0 % of the held-out answer tokens" in said
     assert "features: 0.00 GB in" in said
@@ -143,9 +143,19 @@ def test_the_card_says_what_the_run_recorded(finished: Finished) -> None:
         f"{last['step']} optimiser steps of 128 tokens at most, seed 0. Teacher in float32",
         "100.0 % are among the 44 ids",
         f"| {EPOCHS} | {shares} | {last['chain_tokens_per_round']:.2f} | {last['train_loss']:.3f} |",
+        "2 greedy answers, drafted by trees of at most 8 rows and depth 6",
     ):
         assert expected in card
     assert "{" not in card
+
+
+def test_a_head_that_learnt_drafts_the_held_out_answers(finished: Finished) -> None:
+    record = json.loads((finished.output / "rehearsal" / "stage.json").read_text())["results"]
+    rates = record["tokens_per_round"]
+    assert rates["eagle3"] > 3  # 12 tokens an answer, 2 rounds at best: 5.5
+    assert rates["hybrid"] >= rates["eagle3"]
+    card = (finished.head / "README.md").read_text()
+    assert f"| eagle3 | {rates['eagle3']:.2f} | {record['by_position']['eagle3'][0]:.2f} |" in card
 
 
 def test_an_own_run_s_card_says_how_the_teacher_was_asked(tmp_path: Path) -> None:
