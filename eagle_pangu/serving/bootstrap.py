@@ -68,7 +68,7 @@ class Server:
     def __init__(self, service: Service, settings: ServerSettings) -> None:
         self._service = service
         self._settings = settings
-        self._calls = CallInterceptor(refusal="the service is starting")
+        self._calls = CallInterceptor(refusal="the service is starting", write_seconds=settings.write_seconds)
         self._health = health_aio.HealthServicer()
         self._server: grpc.aio.Server | None = None
         self.port = 0

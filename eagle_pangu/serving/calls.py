@@ -6,6 +6,7 @@ drains. Health and reflection pass untouched.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 from collections.abc import AsyncIterable, Awaitable, Callable
 from typing import Any, TypeAlias
@@ -14,7 +15,8 @@ import grpc
 import grpc.aio
 import structlog
 
-from eagle_pangu.serving.errors import UnavailableError, abort_with
+from eagle_pangu.serving.errors import ServiceError, UnavailableError, abort_with
+from eagle_pangu.serving.logs import get_logger
 
 REQUEST_ID_KEY = "x-request-id"
 INFRASTRUCTURE = "/grpc."
@@ -23,15 +25,25 @@ Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"  # generic in the stubs o
 Behaviour = Callable[[Any, Any], Any]
 
 
+log = get_logger(__name__)
+
+
+class PeerStalledError(ServiceError):
+    """The peer reads nothing. ABORTED: the call cannot go on, but the peer may make it again."""
+
+    code = grpc.StatusCode.ABORTED
+
+
 class CallInterceptor(grpc.aio.ServerInterceptor):
-    """Refuses calls while the gate is closed; maps what a servicer raises to a status.
+    """Refuses calls while the gate is closed; maps what a servicer raises to a status; ends streams that nobody reads.
 
     Attributes:
         refusal: Why new calls are refused with UNAVAILABLE; None: they are taken. Running calls are never touched.
     """
 
-    def __init__(self, refusal: str | None) -> None:
+    def __init__(self, refusal: str | None, write_seconds: float) -> None:
         self.refusal = refusal
+        self._write_seconds = write_seconds
 
     async def intercept_service(
         self,
@@ -45,7 +57,7 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
         if self.refusal is not None:
             return _refused(self.refusal)
         _bind_log_context(handler_call_details)
-        return _mapped(handler)
+        return _mapped(handler, self._write_seconds)
 
 
 def _bind_log_context(call: grpc.HandlerCallDetails) -> None:
@@ -64,16 +76,16 @@ def _refused(reason: str) -> Handler:
     return grpc.stream_stream_rpc_method_handler(refuse)
 
 
-def _mapped(handler: Handler) -> Handler:
+def _mapped(handler: Handler, write_seconds: float) -> Handler:
     codecs = (handler.request_deserializer, handler.response_serializer)
     if handler.unary_unary:
         return grpc.unary_unary_rpc_method_handler(_one_answer(handler.unary_unary), *codecs)
     if handler.stream_unary:
         return grpc.stream_unary_rpc_method_handler(_one_answer(handler.stream_unary), *codecs)
     if handler.unary_stream:
-        return grpc.unary_stream_rpc_method_handler(_many_answers(handler.unary_stream), *codecs)
+        return grpc.unary_stream_rpc_method_handler(_many_answers(handler.unary_stream, write_seconds), *codecs)
     assert handler.stream_stream is not None
-    return grpc.stream_stream_rpc_method_handler(_many_answers(handler.stream_stream), *codecs)
+    return grpc.stream_stream_rpc_method_handler(_many_answers(handler.stream_stream, write_seconds), *codecs)
 
 
 def _one_answer(behaviour: Behaviour) -> Behaviour:
@@ -88,16 +100,26 @@ def _one_answer(behaviour: Behaviour) -> Behaviour:
     return answer
 
 
-def _many_answers(behaviour: Behaviour) -> Behaviour:
+def _many_answers(behaviour: Behaviour, write_seconds: float) -> Behaviour:
     async def answer(request: Any, context: Any) -> None:
         try:
             # Closed here, not by the garbage collector: the end of the stream must free the session at once.
             async with contextlib.aclosing(behaviour(request, context)) as responses:
                 async for response in responses:
-                    await context.write(response)
+                    await _write(context, response, write_seconds)
         except grpc.aio.AbortError:
             raise
         except Exception as error:  # noqa: BLE001 - the table decides what the peer reads
             await abort_with(context, error)
 
     return answer
+
+
+async def _write(context: Any, response: Any, seconds: float) -> None:
+    """Flow control holds a message back while the peer reads none; a peer must not hold a slot in this way for ever."""
+    try:
+        async with asyncio.timeout(seconds):
+            await context.write(response)
+    except TimeoutError:
+        log.warning("peer stalled", write_seconds=seconds)
+        raise PeerStalledError(f"expected the messages of the stream to be read within {seconds:g} s") from None

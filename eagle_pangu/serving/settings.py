@@ -39,6 +39,9 @@ class ServerSettings(Section):
         default=16 * 2**20, ge=2**16, description="Largest message sent or received, in bytes."
     )
     keepalive_seconds: float = Field(default=30, gt=0, description="Ping interval on idle connections, in seconds.")
+    write_seconds: float = Field(
+        default=60, gt=0, description="Longest wait for a peer to take one message of a stream; past it the call ends."
+    )
     drain_seconds: float = Field(
         default=30, ge=0, description="Longest wait for running sessions after SIGTERM, in seconds."
     )

@@ -51,6 +51,7 @@ class EchoService:
         codecs = (health_pb2.HealthCheckRequest.FromString, health_pb2.HealthCheckResponse.SerializeToString)
         methods = {
             "Echo": grpc.unary_unary_rpc_method_handler(self.echo, *codecs),
+            "Flood": grpc.stream_stream_rpc_method_handler(self.flood),
             "Hold": grpc.stream_stream_rpc_method_handler(self.hold, *codecs),
         }
         server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(NAME, methods),))
@@ -92,6 +93,14 @@ class EchoService:
             if self.sessions == 0:
                 self._idle.set()
 
+    async def flood(self, _requests: AsyncIterator[Any], _context: Any) -> AsyncIterator[bytes]:
+        """Much more than any buffer takes, until closed."""
+        try:
+            while True:
+                yield bytes(2**16)
+        finally:
+            self.stream_closed.set()
+
     @staticmethod
     async def _half_closed(requests: AsyncIterator[Any]) -> None:
         async for _ in requests:
@@ -104,6 +113,7 @@ class EchoStub:
     def __init__(self, channel: grpc.aio.Channel) -> None:
         codecs = (health_pb2.HealthCheckRequest.SerializeToString, health_pb2.HealthCheckResponse.FromString)
         self.echo = channel.unary_unary(f"/{NAME}/Echo", *codecs)
+        self.flood = channel.stream_stream(f"/{NAME}/Flood")
         self.hold = channel.stream_stream(f"/{NAME}/Hold", *codecs)
 
 

@@ -18,6 +18,7 @@ import grpc.aio
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+from structlog.testing import capture_logs
 
 from eagle_pangu import serving
 from eagle_pangu.serving.bootstrap import Server, StartError, channel, running
@@ -40,6 +41,11 @@ async def code_of(call: Any) -> grpc.StatusCode:
     with pytest.raises(grpc.aio.AioRpcError) as raised:
         await call
     return raised.value.code()
+
+
+async def read_all(call: Any) -> None:
+    while await call.read() is not grpc.aio.EOF:
+        pass
 
 
 async def until_not_serving(connection: grpc.aio.Channel) -> None:
@@ -110,6 +116,21 @@ async def test_a_stream_that_the_client_cancels_is_closed_at_once() -> None:
         session.cancel()
         async with asyncio.timeout(5):
             await service.stream_closed.wait()
+
+
+async def test_a_stream_that_the_client_does_not_read_is_closed_and_others_go_on() -> None:
+    service = EchoService()
+    settings = ServerSettings(write_seconds=0.5)
+    async with running(service, settings) as port, connected(port) as connection:
+        stalled = EchoStub(connection).flood()
+        await stalled.read()
+        with capture_logs() as lines:
+            async with asyncio.timeout(20):
+                await service.stream_closed.wait()
+            assert [line["event"] for line in lines] == ["peer stalled"]
+        assert (await EchoStub(connection).echo(ask())).status == SERVING
+        assert await code_of(read_all(stalled)) is grpc.StatusCode.ABORTED
+        assert await stalled.details() == "expected the messages of the stream to be read within 0.5 s"
 
 
 async def test_a_port_in_use_refuses_the_start_and_names_the_address() -> None:
