@@ -25,6 +25,7 @@ MOST_VIOLATIONS = 20
 """Told at once; a status travels in HTTP headers, which hold a few kilobytes."""
 QUOTED_CHARACTERS = 40
 TEMPLATE_MESSAGE_CHARACTERS = 300
+GIVEN_IDS = "options.prompt_token_ids.ids"
 ROLES = ("system", "user", "assistant")
 
 
@@ -168,11 +169,12 @@ class _Reading:
             return []
         longest = self._limits.context_limit - 1
         if len(token_ids) > longest:
-            self._refuse(f"options.{kind}", f"expected at most {longest} tokens, got {len(token_ids)}")
+            field = GIVEN_IDS if kind == "prompt_token_ids" else f"options.{kind}"
+            self._refuse(field, f"expected at most {longest} tokens, got {len(token_ids)}")
         return token_ids
 
     def _given_ids(self) -> list[int] | None:
-        field, vocab_size = "options.prompt_token_ids.ids", self._limits.vocab_size
+        field, vocab_size = GIVEN_IDS, self._limits.vocab_size
         token_ids = list(self._options.prompt_token_ids.ids)
         if not token_ids:
             self._refuse(field, "expected at least one id, got none")

@@ -198,8 +198,13 @@ class Session:
             )
         room = self.opening.capacity - committed_length
         if tree.rows > room:
+            opening = self.opening
             raise InvalidFieldError(
-                "tree.token_ids", f"expected at most {room} rows in what is left of the slot, got {tree.rows}", room
+                "tree.token_ids",
+                f"expected at most {room} rows, with {committed_length} tokens committed in a session opened for "
+                f"{len(opening.prompt)} prompt tokens, {opening.max_new_tokens} new ones (open.max_new_tokens) and "
+                f"{opening.max_rows} tree rows, got {tree.rows}",
+                room,
             )
 
 

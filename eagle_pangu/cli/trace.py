@@ -8,10 +8,10 @@ from typing import Annotated
 import typer
 from rich.markup import escape
 
-from eagle_pangu.cli.console import answers, fail
+from eagle_pangu.cli.console import answers, fail, notes
 from eagle_pangu.evaluation.replay import kept_tokens, replay
 from eagle_pangu.evaluation.summary import PARTS
-from eagle_pangu.evaluation.trace_file import RoundLine, TracedRequest, TraceError, read_trace
+from eagle_pangu.evaluation.trace_file import RoundLine, TracedRequest, TraceError, ends_within_a_line, read_trace
 
 app = typer.Typer(no_args_is_help=True, help="Read and check the trace of an orchestrator.")
 
@@ -54,6 +54,8 @@ def replay_file(file: File, request: RequestId = None) -> None:
 def _read(file: Path, request: str | None) -> list[TracedRequest]:
     try:
         requests = read_trace(file)
+        if ends_within_a_line(file):
+            notes.print(f"{file}: the last line is incomplete and left out", style="yellow", markup=False)
     except TraceError as error:
         fail(error)
     if request is not None:

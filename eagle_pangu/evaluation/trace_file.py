@@ -6,6 +6,7 @@ know are passed over, so a trace may grow.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -114,7 +115,7 @@ class TracedRequest:
 
 
 def read_trace(path: Path) -> list[TracedRequest]:
-    """The requests of a trace file, in the order in which they opened.
+    """The requests of a trace file, in the order in which they opened; a last line without its end is left out.
 
     Raises:
         TraceError: unreadable file, a line that breaks the schema, a round or an end without its open.
@@ -135,6 +136,15 @@ def read_trace(path: Path) -> list[TracedRequest]:
     return requests
 
 
+def ends_within_a_line(path: Path) -> bool:
+    """The last line is being written, or its writer was killed: `read_trace` leaves it out."""
+    with path.open("rb") as file:
+        if file.seek(0, os.SEEK_END) == 0:
+            return False
+        file.seek(-1, os.SEEK_END)
+        return file.read() != b"\n"
+
+
 def outside_models_ms(requests: Iterable[TracedRequest], request_ids: Collection[str]) -> list[float]:
     """Milliseconds outside the two models' compute of every round of these requests."""
     return [
@@ -150,7 +160,7 @@ def _lines(path: Path) -> Iterator[tuple[int, OpenLine | RoundLine | EndLine]]:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise TraceError(f"{path}: cannot be read: {error}") from error
-    # A last line without its end is one that is being written.
+    # A last line without its end is left out: `ends_within_a_line`.
     for number, line in enumerate(text.split("\n")[:-1], start=1):
         try:
             yield number, _LINE.validate_json(line)

@@ -14,9 +14,11 @@ from typing import Any, TypeAlias
 import grpc
 import grpc.aio
 import structlog
+from google.protobuf.message import DecodeError
 
 from eagle_pangu.serving.errors import ServiceError, UnavailableError, abort_with
 from eagle_pangu.serving.logs import get_logger
+from protos.errors import InvalidFieldError
 
 REQUEST_ID_KEY = "x-request-id"
 INFRASTRUCTURE = "/grpc."
@@ -77,15 +79,30 @@ def _refused(reason: str) -> Handler:
 
 
 def _mapped(handler: Handler, write_seconds: float) -> Handler:
-    codecs = (handler.request_deserializer, handler.response_serializer)
+    read, write = handler.request_deserializer, handler.response_serializer
+    codecs = (read, write)
     if handler.unary_unary:
-        return grpc.unary_unary_rpc_method_handler(_one_answer(handler.unary_unary), *codecs)
+        return grpc.unary_unary_rpc_method_handler(_one_answer(_reading(handler.unary_unary, read)), None, write)
     if handler.stream_unary:
         return grpc.stream_unary_rpc_method_handler(_one_answer(handler.stream_unary), *codecs)
     if handler.unary_stream:
-        return grpc.unary_stream_rpc_method_handler(_many_answers(handler.unary_stream, write_seconds), *codecs)
+        behaviour = _many_answers(_reading(handler.unary_stream, read), write_seconds)
+        return grpc.unary_stream_rpc_method_handler(behaviour, None, write)
     assert handler.stream_stream is not None
     return grpc.stream_stream_rpc_method_handler(_many_answers(handler.stream_stream, write_seconds), *codecs)
+
+
+def _reading(behaviour: Behaviour, deserializer: Callable[[bytes], Any] | None) -> Behaviour:
+    """The same over a request's bytes: where a deserializer fails, grpc.aio answers UNKNOWN and logs a crash."""
+
+    def read_and_answer(request: bytes, context: Any) -> Any:
+        try:
+            message = request if deserializer is None else deserializer(request)
+        except DecodeError as error:
+            raise InvalidFieldError("message", f"expected a request, got bytes that are none: {error}") from error
+        return behaviour(message, context)
+
+    return read_and_answer
 
 
 def _one_answer(behaviour: Behaviour) -> Behaviour:

@@ -146,7 +146,11 @@ def test_a_request_without_its_end_is_unfinished_and_no_contradiction(tmp_path: 
     path = write(tmp_path / "trace.jsonl", good_trace()[:-1])
     with path.open("a", encoding="utf-8") as file:
         file.write('{"schema": "eagle_pangu.trace/1", "ev')  # being written
-    assert run("replay", str(path)) == (0, "1 requests, 6 tokens re-derived, 0 contradicted, 1 without an end\n")
+    assert run("replay", str(path)) == (
+        0,
+        f"{path}: the last line is incomplete and left out\n"
+        "1 requests, 6 tokens re-derived, 0 contradicted, 1 without an end\n",
+    )
 
 
 def test_a_cancelled_request_may_lack_its_last_tokens_but_not_change_them(tmp_path: Path) -> None:

@@ -47,7 +47,7 @@ async def refused(each: Stack, options: generation_pb2.GenerationOptions) -> lis
         ({"prompt_token_ids": generation_pb2.TokenIds()}, "options.prompt_token_ids.ids"),
         ({"prompt_token_ids": generation_pb2.TokenIds(ids=[0, 257, 258])}, "options.prompt_token_ids.ids[2]"),
         ({"prompt_token_ids": generation_pb2.TokenIds(ids=[2**32 - 1])}, "options.prompt_token_ids.ids[0]"),
-        ({"prompt_token_ids": generation_pb2.TokenIds(ids=[1] * 512)}, "options.prompt_token_ids"),
+        ({"prompt_token_ids": generation_pb2.TokenIds(ids=[1] * 512)}, "options.prompt_token_ids.ids"),
         ({"chat": Chat()}, "options.chat.messages"),
         ({"chat": Chat(messages=[Said(role="user"), Said(role="root")])}, "options.chat.messages[1].role"),
         ({"chat": Chat(messages=[Said(role="user", content="x" * 600)])}, "options.chat"),
@@ -112,6 +112,18 @@ async def test_unknown_fields_are_refused_wherever_they_are(usual: Stack, at: st
         await usual.stub.Generate(request)
     assert error.value.code() == grpc.StatusCode.INVALID_ARGUMENT
     assert [violation.field for violation in violations_of(error.value)] == [at or "request"]
+
+
+@pytest.mark.parametrize("garbage", [b"\xff\xff\xff", b"\x0a\x03\x12\x01\xff"], ids=["wire", "UTF-8"])
+async def test_bytes_that_are_no_request_are_refused_as_any_bad_request(usual: Stack, garbage: bytes) -> None:
+    path = f"/{generation_pb2.DESCRIPTOR.services_by_name['GenerationService'].full_name}"
+    async with grpc.aio.insecure_channel(usual.target) as channel:
+        unary = channel.unary_unary(f"{path}/Generate")(garbage)
+        stream = channel.unary_stream(f"{path}/GenerateStream")(garbage)
+        for call in (unary, stream):
+            assert await call.code() is grpc.StatusCode.INVALID_ARGUMENT
+            assert "message: expected a request, got bytes that are none" in str(await call.details())
+    assert (await usual.generate(max_tokens=3)).token_ids
 
 
 async def test_the_limits_themselves_are_accepted(usual: Stack) -> None:

@@ -159,3 +159,14 @@ async def test_bytes_that_are_no_message_end_their_stream_and_the_service_goes_o
             await session.open(PROMPT)
             session.call.cancel()
         await served.service.slots.idle()
+
+
+async def test_a_round_past_the_tokens_that_the_session_was_opened_for_names_them():
+    async with serving(FakeEngine()) as served:
+        peer = served.session()
+        prefilled = await peer.open(PROMPT, max_new_tokens=1, max_budget=tree_pb2.TreeBudget())
+        verdict = (await peer.verify(1, len(PROMPT), 0, TokenTree.root_only(prefilled.next_token_id))).verdict
+        root = TokenTree.root_only(verdict.next_token_id)
+        rejection = (await peer.verify(2, len(PROMPT) + 1, 0, root)).rejection
+        assert (rejection.field, rejection.row) == ("tree.token_ids", 0)
+        assert "1 new ones (open.max_new_tokens)" in rejection.reason
