@@ -73,7 +73,7 @@ class DraftSession(Protocol):
     def propose(self, budget: Budget) -> TokenTree:
         """A tree within the budget, with scores; the root alone when there is nothing to propose.
 
-        The same sequence and budget give the same tree, whatever was proposed before.
+        The same sequence and budget give the same tree but for rounding, whatever was proposed before.
         """
         ...
 

@@ -16,6 +16,7 @@ from draft_service.drafters.base import DrafterError, ModelIdentity
 from draft_service.drafters.compute import configured_compute
 from draft_service.drafters.eagle3 import Eagle3Drafter
 from draft_service.drafters.head_engine import HeadEngine
+from draft_service.pretrained import pretrained_heads
 from eagle_pangu.serving.settings import DraftSettings
 from eagle_pangu.speculation.checkpoints import (
     CheckpointError,
@@ -61,7 +62,7 @@ def load_eagle3(settings: DraftSettings) -> Eagle3Drafter:
     except (CheckpointError, ModelError) as error:
         raise DrafterError(f"draft.embeddings: {error}") from error
     try:
-        directory = resolve_model(settings.head)
+        directory = _resolve_head(settings)
         head = load_head(directory, embeddings=teacher.embeddings, dtype=dtype)
     except (HeadError, ModelError) as error:
         raise DrafterError(f"draft.head: {error}") from error
@@ -82,6 +83,18 @@ def load_eagle3(settings: DraftSettings) -> Eagle3Drafter:
         engine.feature_width,
     )
     return Eagle3Drafter(engine, identity, settings.branching)
+
+
+def _resolve_head(settings: DraftSettings) -> Path:
+    if settings.head:
+        return resolve_model(settings.head)
+    ours = pretrained_heads()
+    if settings.embeddings not in ours:
+        raise ModelError(
+            f"expected a directory: with the project come heads for draft.embeddings {', '.join(ours) or 'nobody'}, "
+            f"not for {settings.embeddings!r}"
+        )
+    return ours[settings.embeddings]
 
 
 def read_teacher(directory: Path) -> Teacher:

@@ -20,8 +20,8 @@ DrafterName = Literal["ngram", "standalone", "eagle3", "hybrid", "none"]
 SectionName = Literal["teacher", "draft", "orchestrator"]
 Port = Annotated[int, Field(ge=0, le=65535)]
 
-DRAFTER_NEEDS = {"standalone": "model", "eagle3": "head", "hybrid": "head"}
-"""The field of `DraftSettings` without which a drafter is not on offer."""
+HEAD_DRAFTERS = ("eagle3", "hybrid")
+"""The drafters that draft with an EAGLE-3 head."""
 
 
 class Section(BaseModel):
@@ -109,11 +109,16 @@ class DraftSettings(ServerSettings, ModelSettings):
         default="", description="Model of the standalone drafter; empty: only drafters that need none are offered."
     )
     head: str = Field(
-        default="", description="EAGLE-3 head of the eagle3 and hybrid drafters, a directory; empty: not offered."
+        default="",
+        description="EAGLE-3 head of the eagle3 and hybrid drafters, a directory; empty: where one of them is "
+        "`drafter`, the head that comes with the project for `embeddings`, else neither is offered.",
     )
     embeddings: str = Field(
         default="smollm2-135m-instruct",
         description="The head's teacher: its token embeddings, tokenizer and layer count are read, not the model.",
+    )
+    quantize: bool = Field(
+        default=True, description="Round a draft model's weights to 8 bits where its device is faster so: on the CPU."
     )
     window: int = Field(
         default=0, ge=0, description="Rows that a row of the head sees, itself included; 0: all. For the ablation."
@@ -139,15 +144,16 @@ class DraftSettings(ServerSettings, ModelSettings):
         return self
 
     @model_validator(mode="after")
-    def _default_drafter_has_what_it_needs(self) -> Self:
-        if not self.offers(self.drafter):
-            needed = DRAFTER_NEEDS[self.drafter]
-            raise ValueError(f"{needed}: expected a value, which the {self.drafter} drafter needs, got ''")
+    def _standalone_has_a_model(self) -> Self:
+        if self.drafter == "standalone" and not self.model:
+            raise ValueError("model: expected a value, which the standalone drafter needs, got ''")
         return self
 
     def offers(self, drafter: str) -> bool:
-        """Whether a drafter has the setting that it needs, if it needs any."""
-        return drafter not in DRAFTER_NEEDS or bool(getattr(self, DRAFTER_NEEDS[drafter]))
+        """Whether these settings hold what a drafter needs."""
+        if drafter in HEAD_DRAFTERS:
+            return bool(self.head) or self.drafter in HEAD_DRAFTERS
+        return drafter != "standalone" or bool(self.model)
 
 
 class OrchestratorSettings(ServerSettings):

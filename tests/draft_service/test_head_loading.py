@@ -44,7 +44,9 @@ def fitting_head(teacher_directory: Path) -> Eagle3Head:
 
 
 def settings_of(head_directory: Path | str, teacher_directory: Path | str, **changes: Any) -> DraftSettings:
-    return DraftSettings(head=str(head_directory), embeddings=str(teacher_directory), dtype="float32", **changes)
+    return DraftSettings(
+        head=str(head_directory), embeddings=str(teacher_directory), dtype="float32", quantize=False, **changes
+    )
 
 
 def saved(head: Eagle3Head, directory: Path) -> Path:
@@ -74,6 +76,12 @@ def test_the_configured_head_is_loaded_with_its_teachers_embeddings_and_says_who
 def test_heads_are_offered_where_one_is_configured(tmp_path: Path) -> None:
     assert offered(DraftSettings()) == ["ngram"]
     assert offered(DraftSettings(head=str(tmp_path))) == ["ngram", "eagle3", "hybrid"]
+    assert offered(DraftSettings(drafter="hybrid")) == ["ngram", "eagle3", "hybrid"]
+
+
+def test_without_a_directory_it_is_the_head_that_comes_for_the_teacher(teacher_directory: Path) -> None:
+    with pytest.raises(DrafterError, match=r"draft\.head: expected a directory: .*, not for '/.*tiny'"):
+        load_eagle3(settings_of("", teacher_directory))
 
 
 def test_a_head_that_is_not_there_names_the_setting(tmp_path: Path, teacher_directory: Path) -> None:

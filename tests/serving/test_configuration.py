@@ -73,8 +73,6 @@ def test_values_are_read_as_the_type_of_their_field(monkeypatch: pytest.MonkeyPa
             "",
             r"draft\.model: .*, which the standalone drafter needs",
         ),
-        (["--draft.drafter", "eagle3"], {}, "", r"draft\.head: expected a value, which the eagle3 drafter needs"),
-        (["--draft.drafter", "hybrid"], {}, "", r"draft\.head: expected a value, which the hybrid drafter needs"),
     ],
 )
 def test_an_unknown_name_or_a_bad_value_is_named(

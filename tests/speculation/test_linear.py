@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch import nn
 
+from eagle_pangu.speculation.devices import get_device
 from eagle_pangu.speculation.linear import REFERENCE_ROWS, InvariantLinear, probe_row_counts
 
 WEIGHT = torch.randn(5, 8, generator=torch.Generator().manual_seed(0))
@@ -49,3 +51,23 @@ def test_any_number_of_rows_runs_through_counts_of_the_class_only(rows: int) -> 
     assert outputs.shape == (1, rows, 5)
     assert set(kernel.seen) <= good
     assert torch.equal(outputs[0], torch.stack([(WEIGHT * row).sum(-1) for row in inputs[0]]))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("bias", [True, False])
+def test_a_draft_s_linear_layer_is_the_same_but_for_rounding_to_eight_bits(dtype: torch.dtype, bias: bool) -> None:
+    torch.manual_seed(0)
+    layer = nn.Linear(96, 80, bias=bias, dtype=dtype)
+    device = get_device("cpu").for_drafting()
+    kernel, rows = device.linear_kernel(layer), torch.randn(2, 5, 96).to(dtype)
+    with torch.inference_mode():
+        expected, computed = layer(rows), kernel(rows)
+    assert (computed.shape, computed.dtype) == (expected.shape, dtype)
+    assert not torch.equal(computed, expected)
+    assert (computed - expected).abs().max() < 0.03 * expected.abs().max()
+
+
+def test_a_draft_s_weight_of_zeros_stays_zero() -> None:
+    layer = nn.Linear(8, 4, bias=False)
+    nn.init.zeros_(layer.weight)
+    assert torch.equal(get_device("cpu").for_drafting().linear_kernel(layer)(torch.ones(3, 8)), torch.zeros(3, 4))

@@ -44,6 +44,10 @@ class Device(Protocol):
         """The fastest form of a linear layer on this device for few rows, the layer's weight given up to it."""
         ...
 
+    def for_drafting(self) -> Device:
+        """The same device with faster, rougher kernels where it has any: what a draft computes is never trusted."""
+        ...
+
     def fused_attention(
         self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, keep: torch.Tensor, scale: float
     ) -> torch.Tensor:

@@ -38,6 +38,10 @@ class CudaDevice:
         weight, bias = layer.weight.detach(), layer.bias.detach() if layer.bias is not None else None
         return lambda rows: F.linear(rows, weight, bias)
 
+    def for_drafting(self) -> CudaDevice:
+        """No rougher kernels here."""
+        return self
+
     def fused_attention(
         self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, keep: torch.Tensor, scale: float
     ) -> torch.Tensor:
