@@ -29,6 +29,4 @@ def configured_compute(settings: DraftSettings) -> Compute:
     except RuntimeError as error:
         raise DrafterError(f"draft.device: {error}") from error
     device.configure_threads(settings.threads)
-    if settings.quantize:
-        device = device.for_drafting()
     return Compute(device, resolve_dtype(settings.dtype, device))

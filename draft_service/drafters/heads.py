@@ -69,7 +69,7 @@ def load_eagle3(settings: DraftSettings) -> Eagle3Drafter:
     require_fit(directory, head.config, teacher)
     engine = HeadEngine(
         head,
-        device,
+        device.for_drafting() if settings.quantize else device,
         vocab_size=teacher.vocab_size,
         slot_capacity=settings.slot_capacity,
         window=settings.window,

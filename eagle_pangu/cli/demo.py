@@ -56,6 +56,9 @@ class TimedAnswer:
 def demo(
     prompt: Annotated[str, typer.Option(help="What to say to the model.")] = PROMPT,
     max_tokens: Annotated[int, typer.Option(min=1, help="Most tokens of the answer.")] = 200,
+    drafter: Annotated[
+        str | None, typer.Option(help="By name; default: hybrid for a model of `eagle-pangu models list`.")
+    ] = None,
     dtype: services.Dtype = None,
     mode: services.Mode = None,
     numerics: services.Numerics = None,
@@ -66,8 +69,9 @@ def demo(
         model = load_settings().teacher.model
         if model in RELEASES:
             pull_with_progress(RELEASES[model])
+            drafter = drafter or "hybrid"  # a head comes with the project for each of them
         settings = services.ServiceFlags(
-            dtype=dtype, mode=mode, numerics=numerics, teacher_threads=teacher_threads, port=0
+            dtype=dtype, mode=mode, numerics=numerics, drafter=drafter, teacher_threads=teacher_threads, port=0
         ).settings()
     except EXPECTED as error:
         fail(error)

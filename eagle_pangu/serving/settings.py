@@ -118,7 +118,7 @@ class DraftSettings(ServerSettings, ModelSettings):
         description="The head's teacher: its token embeddings, tokenizer and layer count are read, not the model.",
     )
     quantize: bool = Field(
-        default=True, description="Round a draft model's weights to 8 bits where its device is faster so: on the CPU."
+        default=True, description="Round the head's weights to 8 bits where its device is faster so: on the CPU."
     )
     window: int = Field(
         default=0, ge=0, description="Rows that a row of the head sees, itself included; 0: all. For the ablation."

@@ -33,31 +33,31 @@ async def test_float32_ids_equal_teacher_only_and_transformers_own_greedy_genera
     budgets: list[tuple[int, int]],
 ) -> None:
     teacher = {"dtype": "float32", "mode": mode, "prefill_chunk": prefill_chunk}
-    draft = {"model": str(noisy_draft), "dtype": "float32"}
+    draft = {"model": str(noisy_draft), "dtype": "float32", "drafter": "hybrid"}
     async with serving(teacher=teacher, draft=draft) as (_, client):
         for prompt in prompts[:2]:
             plain = await client.generate(chat(prompt, "none", max_tokens=max_tokens))
             assert plain.numerics.policy == "bitwise"
             assert list(plain.token_ids) == oracle_ids(oracle, model_directory, prompt, len(plain.token_ids))
             # The standalone draft is as large as the teacher; one prompt is enough of it here.
-            for drafter in ("ngram", "standalone") if prompt == prompts[1] else ("ngram",):
-                for rows, depth in budgets:
+            for drafter in ("ngram", "eagle3", "hybrid", "standalone")[: 4 if prompt == prompts[1] else 3]:
+                for rows, depth in budgets[:1] if drafter == "eagle3" else budgets:
                     answer = await client.generate(chat(prompt, drafter, rows, depth, max_tokens=max_tokens))
                     assert answer.token_ids == plain.token_ids, (drafter, rows, depth)
                     assert answer.speculation.drafter == drafter
                     assert answer.speculation.fallback_rounds == 0
-                    if drafter == "standalone":
+                    if drafter in ("eagle3", "standalone"):
                         assert 0 < answer.speculation.accepted < answer.speculation.drafted
 
 
 async def test_bfloat16_is_exact_under_the_bitwise_policy(noisy_draft: Path, prompts: list[str]) -> None:
     teacher = {"dtype": "bfloat16", "numerics": "bitwise"}
-    draft = {"model": str(noisy_draft), "dtype": "bfloat16"}
+    draft = {"model": str(noisy_draft), "dtype": "bfloat16", "drafter": "hybrid"}
     async with serving(teacher=teacher, draft=draft) as (_, client):
         for prompt in prompts[2:4]:
             plain = await client.generate(chat(prompt, "none"))
             assert (plain.numerics.dtype, plain.numerics.policy) == ("bfloat16", "bitwise")
-            for drafter, budget in (("ngram", (16, 10)), ("standalone", (6, 3))):
+            for drafter, budget in (("ngram", (16, 10)), ("hybrid", (8, 6)), ("standalone", (6, 3))):
                 answer = await client.generate(chat(prompt, drafter, *budget))
                 assert answer.token_ids == plain.token_ids, drafter
 
