@@ -20,7 +20,7 @@ from typing import Any
 from eagle_pangu.evaluation.records import Answer, Message
 
 LOOKED_UP_TOKENS = 10
-"""Most tokens that transformers' prompt lookup drafts at once: the value of its documentation."""
+"""Most tokens that transformers' prompt lookup drafts at once: the default of its candidate generator."""
 
 
 class TransformersOracle:
