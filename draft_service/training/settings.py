@@ -101,7 +101,6 @@ class TrainingSettings:
                 "--autocast": self.autocast,
             },
             "rehearsal": {},
-            "head": {},
         }
 
 

@@ -80,16 +80,15 @@ def _refused(reason: str) -> Handler:
 
 def _mapped(handler: Handler, write_seconds: float) -> Handler:
     read, write = handler.request_deserializer, handler.response_serializer
-    codecs = (read, write)
     if handler.unary_unary:
         return grpc.unary_unary_rpc_method_handler(_one_answer(_reading(handler.unary_unary, read)), None, write)
     if handler.stream_unary:
-        return grpc.stream_unary_rpc_method_handler(_one_answer(handler.stream_unary), *codecs)
+        return grpc.stream_unary_rpc_method_handler(_one_answer(handler.stream_unary), read, write)
     if handler.unary_stream:
         behaviour = _many_answers(_reading(handler.unary_stream, read), write_seconds)
         return grpc.unary_stream_rpc_method_handler(behaviour, None, write)
     assert handler.stream_stream is not None
-    return grpc.stream_stream_rpc_method_handler(_many_answers(handler.stream_stream, write_seconds), *codecs)
+    return grpc.stream_stream_rpc_method_handler(_many_answers(handler.stream_stream, write_seconds), read, write)
 
 
 def _reading(behaviour: Behaviour, deserializer: Callable[[bytes], Any] | None) -> Behaviour:

@@ -8,7 +8,9 @@ import pytest
 import torch
 
 from draft_service.drafters.registry import DRAFTERS
+from eagle_pangu.speculation.eagle3.head import Eagle3Head
 from tests.draft_service.fakes import ScriptedDrafter
+from tests.draft_service.heads import RecordingEngine, random_head
 
 
 @pytest.fixture
@@ -25,3 +27,13 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="module")
+def head() -> Eagle3Head:
+    return random_head()
+
+
+@pytest.fixture
+def engine(head: Eagle3Head) -> RecordingEngine:
+    return RecordingEngine(head)

@@ -38,16 +38,6 @@ from tests.draft_service.heads import (
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 
-@pytest.fixture(scope="module")
-def head() -> Eagle3Head:
-    return random_head()
-
-
-@pytest.fixture
-def engine(head: Eagle3Head) -> RecordingEngine:
-    return RecordingEngine(head)
-
-
 def assert_scores(head: Eagle3Head, tree: TokenTree, tokens: list[int], window: int = 0) -> None:
     """Every row has the score that the oracle gives to its path."""
     tree.validate(vocab_size=VOCAB_SIZE, max_rows=BUDGET.rows, max_depth=BUDGET.depth)

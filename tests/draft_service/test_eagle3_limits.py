@@ -28,16 +28,6 @@ from tests.draft_service.heads import (
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 
-@pytest.fixture(scope="module")
-def head() -> Eagle3Head:
-    return random_head()
-
-
-@pytest.fixture
-def engine(head: Eagle3Head) -> RecordingEngine:
-    return RecordingEngine(head)
-
-
 @pytest.mark.parametrize("budget", [Budget(0, 5), Budget(5, 0)])
 def test_an_empty_budget_gives_the_root_alone_and_costs_no_pass(engine: RecordingEngine, budget: Budget) -> None:
     assert open_session(engine, PROMPT).propose(budget).token_ids.tolist() == [PROMPT[-1]]
