@@ -31,6 +31,9 @@ def train_draft(
     max_tokens: Annotated[int, typer.Option(help="Most tokens whose features go to disk.")] = DEFAULTS.max_tokens,
     steps_ahead: Annotated[int, typer.Option(help="Steps of the training-time test.")] = DEFAULTS.steps_ahead,
     epochs: Annotated[int, typer.Option(help="Passes over the data.")] = DEFAULTS.epochs,
+    first_step_epochs: Annotated[
+        int, typer.Option(help="How many of them, the first ones, learn step 0 alone, at a third of the cost.")
+    ] = DEFAULTS.first_step_epochs,
     lr: Annotated[float, typer.Option(help="Highest learning rate.")] = DEFAULTS.lr,
     batch_tokens: Annotated[int, typer.Option(help="Tokens of one optimiser step.")] = DEFAULTS.batch_tokens,
     seed: Annotated[int, typer.Option(help="Of sampling, held-out part, order and weights.")] = DEFAULTS.seed,
@@ -58,6 +61,7 @@ def train_draft(
             max_tokens=max_tokens,
             steps_ahead=steps_ahead,
             epochs=epochs,
+            first_step_epochs=first_step_epochs,
             lr=lr,
             batch_tokens=batch_tokens,
             seed=seed,

@@ -28,11 +28,11 @@ on and {held_out_sequences:,} held out, whole conversations at a time; {tokens:,
 ## Recipe
 
 Training-time test of {steps_ahead} steps with weights {step_weight}^k: soft cross-entropy against the teacher's
-distribution, renormalised over the draft vocabulary, at answer tokens only. The weights begin as the teacher's last
-layer and output layer; embeddings are frozen; {trained_parameters:,} parameters are trained.
+distribution, renormalised over the draft vocabulary, at answer tokens only. Embeddings and output
+layer begin as the teacher's, the layer at random; embeddings are frozen; {trained_parameters:,} parameters are trained.
 
 AdamW {betas} without weight decay, learning rate {lr:g} after {warm_up} of warm-up and with a cosine to 0, gradient
-norm at most {most_gradient}. {epochs} epochs, {steps:,} optimiser steps of {batch_tokens:,} tokens at most, seed
+norm at most {most_gradient}. {epochs} epochs, {alone}{steps:,} optimiser steps of {batch_tokens:,} tokens at most, seed
 {seed}. Teacher in {dtype}, head in {head_dtype}.
 
 ## On held-out answers
@@ -75,6 +75,7 @@ def model_card(settings: TrainingSettings, dtype: str, records: Mapping[str, Map
         betas=BETAS,
         warm_up=_percent(WARM_UP),
         most_gradient=MOST_GRADIENT,
+        alone=f"the first {settings.first_step_epochs} of step 0 alone, " if settings.first_step_epochs else "",
         dtype=dtype,
         head_dtype="bfloat16 autocast" if settings.autocast else "float32",
         covered=_percent(figures["held_out_coverage"]),

@@ -1,8 +1,4 @@
-"""The weights that a head begins with: the teacher's own, where it has them, so that little data goes far.
-
-The head starts as the teacher's last layer and output layer, read from the highest of its features: what it says of the
-token after next is poor at first, but in the teacher's words.
-"""
+"""The weights that a head begins with: the teacher's words at both ends, and nothing learned between them."""
 
 from __future__ import annotations
 
@@ -16,6 +12,8 @@ from eagle_pangu.speculation.eagle3.configurations import write_config
 from eagle_pangu.speculation.eagle3.head import FEATURES, Eagle3Head, HeadConfig
 
 RANDOM_STD = 0.02
+OUTPUT_SCALE = 0.3
+"""Of the first logits beside those that the teacher's output layer gives its own hidden states: unsure, not wrong."""
 
 
 class TeacherHead(NamedTuple):
@@ -78,21 +76,17 @@ def require_trainable(checkpoint: Checkpoint, draft_vocab: int, feature_norm: Fe
     write_config(head_config(checkpoint, draft_vocab, feature_norm), torch.bfloat16)
 
 
-def initial_head(
-    checkpoint: Checkpoint, output: TeacherHead, feature_norm: FeatureNorm, *, high_rms: float, seed: int
-) -> Eagle3Head:
+def initial_head(checkpoint: Checkpoint, output: TeacherHead, feature_norm: FeatureNorm, *, seed: int) -> Eagle3Head:
     """A head in float32 with frozen embeddings.
 
-    `fc` passes the highest features on. Embedding, output layer and its norm, and all of the layer that has the same
-    shape in the teacher's last layer, are the teacher's; the halves of q, k and v that read the embedding, and what has
-    no counterpart, are small and random.
+    `fc` passes the highest features on. Embedding, output layer and its norm, that one scaled down, are the teacher's.
+    The layer is random: a copy of the teacher's last one learned several times slower, since all it knows is to say the
+    token that is decided already.
 
     Args:
         checkpoint: the teacher, its weights its own.
         output: its output layer over the draft vocabulary.
         feature_norm: variant of the head.
-        high_rms: root mean square of the highest features. Behind a norm they have that of 1, so what the layer adds to
-            them is divided by it: the proportion is then as in the teacher.
         seed: of the random part.
     """
     model: Any = checkpoint.model
@@ -108,34 +102,8 @@ def initial_head(
         head.embed_tokens.weight.copy_(model.get_input_embeddings().weight)
         head.target_ids.copy_(output.target_ids)
         head.lm_head.weight.copy_(output.weight)
-        head.norm.weight.copy_(model.base_model.norm.weight)
+        head.norm.weight.copy_(model.base_model.norm.weight * OUTPUT_SCALE)
         head.fc.weight.zero_()
         head.fc.weight[:, (FEATURES - 1) * hidden :] = torch.eye(hidden)
-        _copy_layer(head.layer, model.base_model.layers[-1])
-        if feature_norm == "each":
-            head.layer.o_proj.weight.div_(high_rms)
-            head.layer.mlp.down_proj.weight.div_(high_rms)
     head.embed_tokens.requires_grad_(False)
     return head
-
-
-def _copy_layer(layer: Any, teacher: Any) -> None:
-    """What the teacher's layer has under the same name and in the same shape; biases have no place in a head."""
-    attention = teacher.self_attn
-    _copy(layer.hidden_norm, getattr(teacher, "input_layernorm", None))
-    _copy(layer.post_attention_layernorm, getattr(teacher, "post_attention_layernorm", None))
-    for name in ("gate_proj", "up_proj", "down_proj"):
-        _copy(getattr(layer.mlp, name), getattr(teacher.mlp, name, None))
-    _copy(layer.o_proj, getattr(attention, "o_proj", None))
-    if getattr(attention, "q_norm", None) is not None:
-        return  # its queries and keys mean something only behind norms that a head does not have
-    for name in ("q_proj", "k_proj", "v_proj"):
-        own, other = getattr(layer, name), getattr(attention, name, None)
-        if other is not None and other.weight.shape == (own.out_features, own.in_features // 2):
-            own.weight[:, own.in_features // 2 :] = other.weight  # the embedding stands first
-
-
-def _copy(own: Any, other: Any) -> None:
-    weight = own.weight
-    if other is not None and other.weight.shape == weight.shape:
-        weight.copy_(other.weight)

@@ -22,7 +22,7 @@ from draft_service.training.initialisation import TeacherHead
 from draft_service.training.settings import OnProgress, TrainingSettings
 from draft_service.training.stages import replacing, write_text
 from draft_service.training.store import TeacherStore
-from draft_service.training.unroll import distillation_loss, plan_steps, unroll
+from draft_service.training.unroll import STEP_WEIGHT, distillation_loss, plan_steps, unroll
 from eagle_pangu.speculation.eagle3.head import Eagle3Head, HeadConfig
 
 CHECKPOINT = "checkpoint.pt"
@@ -37,7 +37,8 @@ class EpochMetrics:
     """A line of metrics.jsonl.
 
     epoch: passes over the data done; 0: before the first step. step: optimiser steps done. train_loss: mean over the
-    epoch's steps; None at epoch 0. acceptance, chain_tokens_per_round: see `evaluation`, on the held-out part.
+    epoch's optimiser steps, and over the steps of each unroll by their weights; None at epoch 0. acceptance,
+    chain_tokens_per_round: see `evaluation`, on the held-out part.
     """
 
     epoch: int
@@ -108,8 +109,10 @@ class Trainer:
         end = 0
         for epoch, batches in enumerate(self._epochs, start=1):
             start, end = end, end + len(batches)
+            steps = 1 if epoch <= self._settings.first_step_epochs else self._settings.steps_ahead
             for indices in batches[max(0, self._progress.step - start) :]:
-                self._step(load_batch(self._data.store, self._data.corpus.sequences, indices, self._device), total)
+                batch = load_batch(self._data.store, self._data.corpus.sequences, indices, self._device)
+                self._step(batch, steps, rate(self._progress.step, total))
                 if self._progress.step % self._settings.checkpoint_every == 0 and self._progress.step < end:
                     self._save()
                 losses = self._progress.losses
@@ -126,12 +129,12 @@ class Trainer:
         batches = epoch_batches(lengths, batch_tokens=asked.batch_tokens, seed=asked.seed, epoch=epoch)
         return [[offset + index for index in batch] for batch in batches]
 
-    def _step(self, batch: Batch, total: int) -> None:
+    def _step(self, batch: Batch, steps: int, share: float) -> None:
         for group in self._optimiser.param_groups:
-            group["lr"] = self._settings.lr * rate(self._progress.step, total)
+            group["lr"] = self._settings.lr * share
         self._optimiser.zero_grad(set_to_none=True)
         targets = self._data.teacher.distributions(batch.finals)
-        plan = plan_steps(batch.lengths, batch.prompts, self._settings.steps_ahead, self._device)
+        plan = plan_steps(batch.lengths, batch.prompts, steps, self._device)
         with self._autocast():
             outputs = unroll(self._head, batch.token_ids, batch.features, plan)
             loss = distillation_loss(self._head, outputs, plan, targets, self._data.teacher.holds(batch.argmax))
@@ -140,7 +143,7 @@ class Trainer:
             torch.nn.utils.clip_grad_norm_(self._trained.values(), MOST_GRADIENT)
             self._optimiser.step()
         self._progress.step += 1
-        self._progress.losses.append(loss.item())
+        self._progress.losses.append(loss.item() / sum(STEP_WEIGHT**step for step in range(steps)))
 
     def _end_epoch(self, epoch: int) -> None:
         batches = (

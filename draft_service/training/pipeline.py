@@ -180,9 +180,7 @@ class _Run:
         settings, checkpoint, store = self._settings, self._load_teacher(), self._store
         store.open()
         output = teacher_head(checkpoint, torch.from_numpy(self._target_ids).to(self._device.torch_device))
-        head = initial_head(
-            checkpoint, output, settings.feature_norm, high_rms=store.high_rms(), seed=settings.seed
-        ).to(self._device.torch_device)
+        head = initial_head(checkpoint, output, settings.feature_norm, seed=settings.seed).to(self._device.torch_device)
         data = TrainingData(self._corpus, store, output)
         trainer = Trainer(head, data, settings, directory, self._screen.progress, self._say_metrics)
         metrics = trainer.run()

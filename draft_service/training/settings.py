@@ -32,6 +32,7 @@ class TrainingSettings:
         max_tokens: most tokens, prompts included, whose features are kept on disk.
         steps_ahead: steps of the training-time test (K): how many tokens ahead the head learns to go on its own output.
         epochs: passes over the training part.
+        first_step_epochs: how many of them, at the beginning, learn step 0 alone; one costs a third of a whole one.
         lr: highest learning rate.
         batch_tokens: tokens, prompts included, of one optimiser step; a longer sequence is a batch of its own.
         seed: of the answers' sampling, the held-out part, the order of the data and the random weights.
@@ -52,8 +53,9 @@ class TrainingSettings:
     max_tokens: int = 1_000_000
     steps_ahead: int = 4
     epochs: int = 3
+    first_step_epochs: int = 0
     lr: float = 1e-3
-    batch_tokens: int = 1024
+    batch_tokens: int = 512
     seed: int = 0
     feature_norm: FeatureNorm = "each"
     autocast: bool = False
@@ -70,6 +72,7 @@ class TrainingSettings:
         self._require("checkpoint_every", self.checkpoint_every >= 1, "at least 1")
         self._require("lr", self.lr > 0, "more than 0")
         self._require("seed", self.seed >= 0, "at least 0")
+        self._require("first_step_epochs", 0 <= self.first_step_epochs < self.epochs, f"0 to {self.epochs - 1}")
         self._require("feature_norm", self.feature_norm in ("none", "each"), "none or each")
 
     def _require(self, name: str, holds: bool, expected: str) -> None:
@@ -95,6 +98,7 @@ class TrainingSettings:
             "training": {
                 "--steps-ahead": self.steps_ahead,
                 "--epochs": self.epochs,
+                "--first-step-epochs": self.first_step_epochs,
                 "--lr": self.lr,
                 "--batch-tokens": self.batch_tokens,
                 "--feature-norm": self.feature_norm,

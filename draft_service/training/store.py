@@ -17,8 +17,6 @@ import torch
 from draft_service.training.answers import Answer
 from draft_service.training.settings import TrainingError
 
-RMS_SAMPLE = 4096  # tokens
-
 
 class TeacherRows(NamedTuple):
     """One sequence of n tokens, of which the last m are the answer.
@@ -109,12 +107,6 @@ class TeacherStore:
         """[answer tokens of all sequences] int32."""
         assert self._rows is not None
         return self._rows.argmax
-
-    def high_rms(self) -> float:
-        """Root mean square of the highest features of a usual token (the median; a few tokens are far larger)."""
-        assert self._rows is not None
-        high = self._rows.features[:RMS_SAMPLE, 2 * self._hidden :].float()
-        return float(high.square().mean(dim=-1).sqrt().median())
 
     def _paths(self) -> list[Path]:
         return [self._directory / f"{name}.bin" for name in TeacherRows._fields]

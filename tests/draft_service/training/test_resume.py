@@ -154,6 +154,7 @@ def test_sigkill_in_the_middle_of_training(folder: Path, tmp_path: Path) -> None
         "draft-vocab": settings.draft_vocab,
         "steps-ahead": settings.steps_ahead,
         "epochs": 4,
+        "first-step-epochs": 1,
         "batch-tokens": settings.batch_tokens,
         "checkpoint-every": 1,
         "dtype": "float32",
@@ -171,7 +172,7 @@ def test_sigkill_in_the_middle_of_training(folder: Path, tmp_path: Path) -> None
         process.communicate()
         assert process.returncode == -signal.SIGKILL
     assert not (tmp_path / "killed" / "head").exists()
-    given = {"prompts": None, "answers": flags["answers"], "epochs": 4}
+    given = {"prompts": None, "answers": flags["answers"], "epochs": 4, "first_step_epochs": 1}
     pipeline.run(again(folder, tmp_path / "killed", **given), Quiet())
     pipeline.run(again(folder, tmp_path / "whole", **given), Quiet())
     for name in MADE:

@@ -31,7 +31,7 @@ from tests.draft_service.training.toy import (
     write_walks,
 )
 
-EPOCHS, STEPS = 6, 3
+EPOCHS, STEPS = 12, 3
 
 
 def walking_settings(folder: Path, **changes: Any) -> TrainingSettings:
@@ -75,6 +75,17 @@ def test_a_head_learns_what_can_be_learnt(finished: Finished) -> None:
     assert max(first["acceptance"]) < 0.3
     assert min(last["acceptance"]) > 0.8  # chance is 1 in 40
     assert last["chain_tokens_per_round"] > 3
+
+
+def test_first_step_epochs_teach_step_0_and_leave_the_later_ones_to_the_others(tmp_path: Path) -> None:
+    settings = walking_settings(tmp_path, first_step_epochs=EPOCHS // 2)
+    pipeline.run(settings, Quiet())
+    lines = (settings.output / "training" / "metrics.jsonl").read_text().splitlines()
+    accepted = [json.loads(line)["acceptance"] for line in lines]
+    middle, last = accepted[EPOCHS // 2], accepted[-1]
+    assert middle[0] > 0.8
+    assert max(middle[1:]) < 0.6
+    assert last[1] > middle[1] + 0.1
 
 
 @pytest.mark.parametrize("change", [{"feature_norm": "none"}, {"autocast": True}], ids=str)
