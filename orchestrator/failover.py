@@ -22,7 +22,7 @@ from orchestrator.counters import PartTimes
 from orchestrator.deadline import Deadline
 from orchestrator.sessions import microseconds
 from orchestrator.teacher import FirstToken, TeacherLostError, TeacherOpening, TeacherSession
-from protos.v1 import model_pb2, teacher_pb2_grpc
+from protos.v1 import model_pb2, sampling_pb2, teacher_pb2_grpc
 
 OPEN_ATTEMPTS = 2
 """For the first session of a request; a caller without an answer can try again as well as we can."""
@@ -37,13 +37,14 @@ class Decision(NamedTuple):
     """What one round decided.
 
     tree: the one that the teacher decided on; the root alone after a loss. accepted_rows, next_token_id, margins,
-    times: as in `Verdict`. reopened: the session was lost in this round.
+    logprobs, times: as in `Verdict`. reopened: the session was lost in this round.
     """
 
     tree: TokenTree
     accepted_rows: list[int]
     next_token_id: int
     margins: list[float]
+    logprobs: list[sampling_pb2.TokenLogprobs]
     times: PartTimes
     reopened: bool
 
@@ -127,7 +128,7 @@ class Teacher:
         spent = microseconds(time.perf_counter() - started)
         times = first.times._replace(wire_us=max(0, spent - sum(first.times._replace(wire_us=0))))
         root = TokenTree.root_only(answer[-1])
-        return Decision(root, [], first.token_id, [first.margin], times, reopened=True)
+        return Decision(root, [], first.token_id, [first.margin], first.logprobs, times, reopened=True)
 
     def close(self, *, graceful: bool) -> None:
         """End the current session."""
@@ -138,6 +139,7 @@ class Teacher:
         opening = replace(
             self._opening,
             prompt_token_ids=[*self._opening.prompt_token_ids, *answer],
+            answer_start=len(self._opening.prompt_token_ids),
             max_new_tokens=self._opening.max_new_tokens - len(answer),
         )
         patience = self._opening.answer_seconds

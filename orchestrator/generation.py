@@ -67,9 +67,10 @@ class Generation:
         self._trace = RequestTrace(services.trace, request)
         rules = StopRules(
             Detokenizer(services.model.tokenizer),
-            eos_token_ids=request.eos_token_ids,
+            end_token_ids=request.end_token_ids,
             max_tokens=request.max_tokens,
             stop=request.stop,
+            include_stop=request.include_stop,
         )
         self._rounds = Rounds(len(request.prompt_token_ids), self._teacher, self._drafting, rules, self._trace)
 
@@ -137,6 +138,8 @@ class Generation:
             depth=request.depth if drafts else 0,
             on_features=self._drafting.send_features,
             answer_seconds=self._services.answer_seconds,
+            sampling=request.sampling,
+            logprobs=request.logprobs,
             metadata=metadata_of(request.request_id, request.traceparent),
         )
 

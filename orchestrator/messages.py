@@ -34,6 +34,8 @@ def whole_answer(generation: Generation, emissions: Sequence[Emission]) -> gener
         margins=[margin for emission in emissions for margin in emission.margins]
         if generation.request.return_margins
         else [],
+        seed=_seed(generation),
+        logprobs=[entry for emission in emissions for entry in emission.logprobs],
     )
 
 
@@ -44,6 +46,7 @@ def delta(generation: Generation, emission: Emission) -> generation_pb2.Generate
         text=emission.text,
         token_ids=emission.token_ids,
         margins=emission.margins if generation.request.return_margins else [],
+        logprobs=emission.logprobs,
     )
     if emission.end is not None:
         message.finish_reason = FINISH_REASONS[emission.end.finish_reason]
@@ -51,6 +54,9 @@ def delta(generation: Generation, emission: Emission) -> generation_pb2.Generate
         message.usage.CopyFrom(_usage(generation))
         message.speculation.CopyFrom(_speculation(generation.counters, len(generation.answer)))
         message.numerics.CopyFrom(generation.numerics)
+        seed = _seed(generation)
+        if seed is not None:
+            message.seed = seed
     return message
 
 
@@ -71,6 +77,11 @@ def model_info(
         default_max_tokens=limits.default_max_tokens,
         max_tokens_limit=limits.max_tokens,
     )
+
+
+def _seed(generation: Generation) -> int | None:
+    sampling = generation.request.sampling
+    return None if sampling.is_greedy else sampling.seed
 
 
 def _usage(generation: Generation) -> generation_pb2.Usage:

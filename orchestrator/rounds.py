@@ -22,17 +22,19 @@ from orchestrator.failover import Decision, Teacher
 from orchestrator.sessions import microseconds
 from orchestrator.stops import Cut, End, StopRules
 from orchestrator.trace import RequestTrace
+from protos.v1 import sampling_pb2
 
 
 class Emission(NamedTuple):
     """What one step adds to the answer. text: may lag behind the ids until the end. margins: one an id, in logits.
 
-    end: None while the answer goes on.
+    logprobs: one an id where they are wanted, else none. end: None while the answer goes on.
     """
 
     token_ids: list[int]
     text: str
     margins: list[float]
+    logprobs: list[sampling_pb2.TokenLogprobs]
     end: End | None
 
 
@@ -81,7 +83,7 @@ class Rounds:
         number = 1
         ahead = await self._start(number, 0) if cut.end is None else None
         try:
-            yield Emission([first.token_id], cut.text, [first.margin], cut.end)
+            yield Emission([first.token_id], cut.text, [first.margin], first.logprobs, cut.end)
             while ahead is not None:
                 drafted, decision = await ahead
                 accepted = decision.tree.token_ids[decision.accepted_rows].tolist()
@@ -97,7 +99,8 @@ class Rounds:
                 ahead = await self._start(number, commit) if cut.end is None else None
                 self.counters.rounds_us = microseconds(now - rounds_started)
                 self._count(drafted, decision, cut, commit, seconds)
-                yield Emission(emitted, cut.text, decision.margins[: cut.kept], cut.end)
+                margins, logprobs = decision.margins[: cut.kept], decision.logprobs[: cut.kept]
+                yield Emission(emitted, cut.text, margins, logprobs, cut.end)
         finally:
             if ahead is not None:
                 ahead.cancel()

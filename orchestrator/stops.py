@@ -36,16 +36,24 @@ class StopRules:
 
     Args:
         detokenizer: of this answer.
-        eos_token_ids: ids that end the answer, themselves kept but without text; empty to go on past them.
+        end_token_ids: ids that end the answer, themselves kept but without text.
         max_tokens: most tokens of the answer; >= 1.
         stop: strings that end the answer before themselves, at the token that completes the first of them.
+        include_stop: leave that string at the end of the text.
     """
 
     def __init__(
-        self, detokenizer: Detokenizer, *, eos_token_ids: Collection[int], max_tokens: int, stop: Sequence[str]
+        self,
+        detokenizer: Detokenizer,
+        *,
+        end_token_ids: Collection[int],
+        max_tokens: int,
+        stop: Sequence[str],
+        include_stop: bool = False,
     ) -> None:
         self._detokenizer = detokenizer
-        self._eos_token_ids = frozenset(eos_token_ids)
+        self._end_token_ids = frozenset(end_token_ids)
+        self._include_stop = include_stop
         self._stop_strings = StopStrings(stop)
         self._left = max_tokens
 
@@ -59,15 +67,17 @@ class StopRules:
         pieces: list[str] = []
         for kept, token_id in enumerate(token_ids, start=1):
             self._left -= 1
-            is_eos = token_id in self._eos_token_ids
-            text = "" if is_eos else self._detokenizer.push(token_id)
-            end = End("stop") if is_eos else End("length") if self._left == 0 else None
+            ends = token_id in self._end_token_ids
+            text = "" if ends else self._detokenizer.push(token_id)
+            end = End("stop") if ends else End("length") if self._left == 0 else None
             if end is not None:
                 text += self._detokenizer.finish()
             final, matched = self._stop_strings.push(text)
             pieces.append(final)
             if matched is not None:
                 end = End("stop", matched)
+                if self._include_stop:
+                    pieces.append(matched)
             elif end is not None:
                 pieces.append(self._stop_strings.finish())
             if end is not None:

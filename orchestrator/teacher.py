@@ -10,7 +10,7 @@ import asyncio
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field
 from typing import NamedTuple
 
 import grpc
@@ -19,11 +19,12 @@ from google.protobuf.any_pb2 import Any as AnyMessage
 from google.rpc import error_details_pb2  # type: ignore[import-untyped]
 
 from eagle_pangu.serving.errors import DeadlineExceededError, ResourceExhaustedError, UnavailableError, details_of
+from eagle_pangu.speculation.parameters import SamplingParameters
 from eagle_pangu.speculation.tree import TokenTree
 from orchestrator.counters import PartTimes
 from orchestrator.sessions import Call, Metadata, microseconds, new_epoch, say_goodbye
 from protos.codec import encode_tree
-from protos.v1 import model_pb2, teacher_pb2, teacher_pb2_grpc, tree_pb2
+from protos.v1 import model_pb2, sampling_pb2, teacher_pb2, teacher_pb2_grpc, tree_pb2
 
 
 class TeacherLostError(Exception):
@@ -43,7 +44,7 @@ class TeacherOpening:
     """What a session opens with; fields as in OpenTeacherSession.
 
     metadata: of the call. answer_seconds: longest wait for any one answer. on_features: called with every Features
-    message, in order, before the answer it belongs to is returned.
+    message, in order, before the answer it belongs to is returned. answer_start: None: all of the prompt is prompt.
     """
 
     request_id: str
@@ -54,15 +55,19 @@ class TeacherOpening:
     depth: int
     on_features: Callable[[tree_pb2.Features], None]
     answer_seconds: float
+    sampling: SamplingParameters = field(default_factory=SamplingParameters)
+    logprobs: int | None = None
+    answer_start: int | None = None
     metadata: Metadata = ()
     want_features: bool = False
 
 
 class FirstToken(NamedTuple):
-    """The answer token that prefill decided; margin in logits; times of the call."""
+    """The answer token that prefill decided; margin in logits; logprobs: one or none; times of the call."""
 
     token_id: int
     margin: float
+    logprobs: list[sampling_pb2.TokenLogprobs]
     times: PartTimes
 
 
@@ -70,12 +75,13 @@ class Verdict(NamedTuple):
     """The teacher's answer to a round.
 
     accepted_rows: in path order, root left out. next_token_id: after the last of them. margins: [accepted + 1], in
-    logits. times: of the call.
+    logits. logprobs: as many where they are wanted, or none. times: of the call.
     """
 
     accepted_rows: list[int]
     next_token_id: int
     margins: list[float]
+    logprobs: list[sampling_pb2.TokenLogprobs]
     times: PartTimes
 
 
@@ -132,6 +138,9 @@ class TeacherSession:
             max_new_tokens=opening.max_new_tokens,
             max_budget=tree_pb2.TreeBudget(rows=opening.rows, depth=opening.depth),
             want_features=opening.want_features,
+            sampling=_sampling(opening.sampling),
+            logprobs=opening.logprobs,
+            answer_start=opening.answer_start,
         )
         answer, seconds = await self._ask(teacher_pb2.VerifyRequest(epoch=self.epoch, open=message))
         if answer.WhichOneof("message") != "prefilled":
@@ -139,7 +148,8 @@ class TeacherSession:
         prefilled = answer.prefilled
         if prefilled.committed_length != self.committed_length:
             raise TeacherError(f"prefilled {prefilled.committed_length} of {self.committed_length} tokens")
-        return FirstToken(prefilled.next_token_id, prefilled.margin, _times(prefilled.timings, seconds))
+        logprobs = [prefilled.logprobs] if prefilled.HasField("logprobs") else []
+        return FirstToken(prefilled.next_token_id, prefilled.margin, logprobs, _times(prefilled.timings, seconds))
 
     async def verify(self, tree: TokenTree, commit: int) -> Verdict:
         """One round.
@@ -172,7 +182,8 @@ class TeacherSession:
         _require_path(accepted, tree)
         if verdict.HasField("features"):
             self._opening.on_features(verdict.features)
-        return Verdict(accepted, verdict.next_token_id, list(verdict.margins), _times(verdict.timings, seconds))
+        times = _times(verdict.timings, seconds)
+        return Verdict(accepted, verdict.next_token_id, list(verdict.margins), list(verdict.logprobs), times)
 
     def close(self, *, graceful: bool) -> None:
         """End the session, and free its slot. graceful: the request is done; otherwise cancel."""
@@ -203,6 +214,14 @@ class TeacherSession:
             raise TeacherLostError(f"no answer within {self._opening.answer_seconds:g} s") from error
         except grpc.aio.AioRpcError as error:
             raise _meaning(error) from error
+
+
+def _sampling(parameters: SamplingParameters) -> sampling_pb2.Sampling:
+    fields = asdict(parameters)
+    biases = parameters.logit_bias
+    fields["logit_bias"] = [sampling_pb2.LogitBias(token_id=token_id, bias=bias) for token_id, bias in biases]
+    fields["bad_words"] = [sampling_pb2.TokenSequence(token_ids=word) for word in fields["bad_words"]]
+    return sampling_pb2.Sampling(**fields)
 
 
 def _require_path(rows: Sequence[int], tree: TokenTree) -> None:

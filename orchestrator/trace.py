@@ -1,11 +1,12 @@
 """The trace: one JSON object a line, enough to re-derive every emitted token offline. It decides nothing.
 
-Schema ``eagle_pangu.trace/1``. Every line holds `schema`, `event`, `time` (UTC, ISO 8601), `request_id` and `epoch` (of
+Schema ``eagle_pangu.trace/2``. Every line holds `schema`, `event`, `time` (UTC, ISO 8601), `request_id` and `epoch` (of
 the teacher session; it changes when that is reopened). Lines of concurrent requests interleave.
 
 ``open``, once the first token is decided:
     drafter: asked for; "none": teacher-only; "": the draft service's default. budget: {rows, depth} of every tree.
-    prompt_tokens; max_tokens: after the cut to the context limit; eos_token_ids: that end it.
+    prompt_tokens; max_tokens: after the cut to the context limit; end_token_ids: that end it.
+    sampling: as in eagle_pangu.speculation.parameters; without its seed the tokens cannot be had again.
     first_token_id: decided by prefill, always emitted. prefill_us.
     prompt_token_ids, stop: only when text is traced.
     traceparent: W3C trace context of the request, when it came with one.
@@ -30,6 +31,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +42,7 @@ from eagle_pangu.speculation.tree import TokenTree
 from orchestrator.counters import Counters, PartTimes
 from orchestrator.requests import Request
 
-SCHEMA = "eagle_pangu.trace/1"
+SCHEMA = "eagle_pangu.trace/2"
 
 log = get_logger(__name__)
 
@@ -119,7 +121,8 @@ class RequestTrace:
             budget={"rows": request.rows, "depth": request.depth},
             prompt_tokens=len(request.prompt_token_ids),
             max_tokens=request.max_tokens,
-            eos_token_ids=list(request.eos_token_ids),
+            end_token_ids=list(request.end_token_ids),
+            sampling=asdict(request.sampling),
             first_token_id=first_token_id,
             prefill_us=prefill_us,
             **text,

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from google.protobuf.message import Message as ProtoMessage
 from google.protobuf.unknown_fields import UnknownFieldSet
 
+from eagle_pangu.speculation.parameters import SamplingParameters
 from orchestrator.requests import TEACHER_ONLY, Request
 from orchestrator.tokenizer import ChatTemplateError, Message, Tokenizer
 from protos.errors import InvalidFieldError, InvalidRequestError
@@ -21,6 +22,9 @@ from protos.v1 import generation_pb2
 REQUEST_ID_CHARACTERS = 128
 MOST_STOPS = 16
 STOP_CHARACTERS = 256
+MOST_LOGPROBS = 20
+MOST_IDS = {"logit_bias": 1024, "stop_token_ids": 64, "bad_words": 256, "allowed_token_ids": 4096}
+MOST_WORD_IDS = 64
 MOST_VIOLATIONS = 20
 """Told at once; a status travels in HTTP headers, which hold a few kilobytes."""
 QUOTED_CHARACTERS = 40
@@ -86,7 +90,9 @@ def read_request(
     reading.check_unknown(message)
     reading.check_scalars()
     reading.check_stops()
+    reading.check_ids()
     reading.check_drafter(drafters)
+    sampling = reading.sampling()
     rows, depth = reading.budget()
     prompt = reading.prompt()
     if reading.violations:
@@ -97,7 +103,10 @@ def read_request(
         prompt_token_ids=tuple(prompt),
         max_tokens=min(asked, limits.context_limit - len(prompt)),
         stop=tuple(options.stop),
-        eos_token_ids=() if options.ignore_eos else limits.eos_token_ids,
+        include_stop=options.include_stop,
+        end_token_ids=sampling.end_token_ids,
+        sampling=sampling,
+        logprobs=options.logprobs if options.HasField("logprobs") else None,
         drafter=options.drafter or limits.default_drafter,
         rows=rows,
         depth=depth,
@@ -125,8 +134,24 @@ class _Reading:
             self._refuse("options.request_id", f"expected at most {REQUEST_ID_CHARACTERS} printable characters")
         if options.HasField("max_tokens") and not 1 <= options.max_tokens <= limits.max_tokens:
             self._refuse("options.max_tokens", f"expected 1 to {limits.max_tokens}, got {options.max_tokens}")
-        if options.HasField("temperature") and options.temperature != 0:
-            self._refuse("options.temperature", f"only 0 (greedy) is supported, got {options.temperature:g}")
+        if options.HasField("logprobs") and options.logprobs > MOST_LOGPROBS:
+            self._refuse("options.logprobs", f"expected at most {MOST_LOGPROBS}, got {options.logprobs}")
+
+    def check_ids(self) -> None:
+        """How many ids there may be; which ones is `SamplingParameters`' to say, but for those that end the answer."""
+        options = self._options
+        for name, most in MOST_IDS.items():
+            given = len(getattr(options, name))
+            if given > most:
+                self._refuse(f"options.{name}", f"expected at most {most} entries, got {given}")
+        for index, word in enumerate(options.bad_words[: MOST_IDS["bad_words"]]):
+            if len(word.token_ids) > MOST_WORD_IDS:
+                given = len(word.token_ids)
+                self._refuse("options.bad_words", f"expected at most {MOST_WORD_IDS} ids, got {given}", index)
+        for index, token_id in enumerate(options.stop_token_ids[: MOST_IDS["stop_token_ids"]]):
+            if token_id >= self._limits.vocab_size:
+                expected = f"expected an id in [0, {self._limits.vocab_size}), got {token_id}"
+                self._refuse("options.stop_token_ids", expected, index)
 
     def check_stops(self) -> None:
         stop = self._options.stop
@@ -135,6 +160,37 @@ class _Reading:
         for index, string in enumerate(stop[:MOST_STOPS]):
             if not 1 <= len(string) <= STOP_CHARACTERS:
                 self._refuse("options.stop", f"expected 1 to {STOP_CHARACTERS} characters, got {len(string)}", index)
+
+    def sampling(self) -> SamplingParameters:
+        """How tokens are decided, with a seed of its own where none is given."""
+        options = self._options
+        parameters = SamplingParameters(
+            temperature=options.temperature,
+            top_k=options.top_k,
+            top_p=options.top_p if options.HasField("top_p") else 1.0,
+            min_p=options.min_p,
+            seed=options.seed if options.HasField("seed") else secrets.randbits(64),
+            repetition_penalty=options.repetition_penalty if options.HasField("repetition_penalty") else 1.0,
+            frequency_penalty=options.frequency_penalty,
+            presence_penalty=options.presence_penalty,
+            logit_bias=tuple(sorted(options.logit_bias.items())),
+            min_tokens=options.min_tokens,
+            end_token_ids=self.end_token_ids(),
+            bad_words=tuple(tuple(word.token_ids) for word in options.bad_words),
+            allowed_token_ids=tuple(options.allowed_token_ids),
+        )
+        try:
+            parameters.validate(self._limits.vocab_size, field="options")
+        except InvalidFieldError as error:
+            self.violations.append(error)
+        return parameters
+
+    def end_token_ids(self) -> tuple[int, ...]:
+        """Those that end the answer: of the model unless they are ignored, then those asked for that exist."""
+        options, limits = self._options, self._limits
+        eos_token_ids = () if options.ignore_eos else limits.eos_token_ids
+        asked = (token_id for token_id in options.stop_token_ids if token_id < limits.vocab_size)
+        return tuple(dict.fromkeys([*eos_token_ids, *asked]))
 
     def check_drafter(self, drafters: Collection[str] | None) -> None:
         name = self._options.drafter
@@ -233,7 +289,7 @@ def _unknown_fields(message: ProtoMessage, path: str) -> list[tuple[str, int]]:
     """Path and number of each field that this version of the contract does not have, however deep."""
     found = [(path, unknown.field_number) for unknown in UnknownFieldSet(message)]  # type: ignore[attr-defined]
     for descriptor, value in message.ListFields():
-        if descriptor.message_type is None:
+        if descriptor.message_type is None or descriptor.message_type.GetOptions().map_entry:  # our maps hold numbers
             continue
         inner = f"{path}.{descriptor.name}" if path else descriptor.name
         for each in [value] if isinstance(value, ProtoMessage) else value:

@@ -13,10 +13,12 @@ import numpy as np
 
 from eagle_pangu.serving.errors import FailedPreconditionError
 from eagle_pangu.speculation.checkpoints import Checkpoint
+from eagle_pangu.speculation.parameters import SamplingParameters
+from eagle_pangu.speculation.sampling import LogProbabilities
 from eagle_pangu.speculation.tree import TokenTree
 from protos.codec import BFLOAT16_BYTES, decode_tree, encode_features, fingerprint_differences
 from protos.errors import InvalidFieldError, StaleMessageError
-from protos.v1 import model_pb2, teacher_pb2, tree_pb2
+from protos.v1 import model_pb2, sampling_pb2, teacher_pb2, tree_pb2
 from teacher_service.opening import Opening
 from teacher_service.session import FeatureRows, Round, Verdict
 
@@ -65,6 +67,28 @@ def read_opening(epoch: int, message: teacher_pb2.OpenTeacherSession) -> Opening
         max_rows=message.max_budget.rows,
         max_depth=message.max_budget.depth,
         want_features=message.want_features,
+        sampling=_read_sampling(message.sampling),
+        answer_start=message.answer_start if message.HasField("answer_start") else len(message.prompt_token_ids),
+        logprobs=message.logprobs if message.HasField("logprobs") else None,
+    )
+
+
+def _read_sampling(message: sampling_pb2.Sampling) -> SamplingParameters:
+    """As it came, unchecked; an absent message holds the defaults."""
+    return SamplingParameters(
+        temperature=message.temperature,
+        top_k=message.top_k,
+        top_p=message.top_p if message.HasField("top_p") else 1.0,
+        min_p=message.min_p,
+        seed=message.seed,
+        repetition_penalty=message.repetition_penalty if message.HasField("repetition_penalty") else 1.0,
+        frequency_penalty=message.frequency_penalty,
+        presence_penalty=message.presence_penalty,
+        logit_bias=tuple((entry.token_id, entry.bias) for entry in message.logit_bias),
+        min_tokens=message.min_tokens,
+        end_token_ids=tuple(message.end_token_ids),
+        bad_words=tuple(tuple(word.token_ids) for word in message.bad_words),
+        allowed_token_ids=tuple(message.allowed_token_ids),
     )
 
 
@@ -90,7 +114,18 @@ def write_verdict(verdict: Verdict, timings: teacher_pb2.TeacherTimings) -> teac
         margins=verdict.margins.tolist(),
         features=None if verdict.features is None else encode_features(*verdict.features),
         timings=timings,
+        logprobs=write_logprobs(verdict.logprobs),
     )
+
+
+def write_logprobs(found: LogProbabilities | None) -> list[sampling_pb2.TokenLogprobs]:
+    """One message a token; none where none were wanted."""
+    if found is None:
+        return []
+    return [
+        sampling_pb2.TokenLogprobs(logprob=logprob, top_token_ids=ids, top_logprobs=top)
+        for logprob, ids, top in zip(*(values.tolist() for values in found), strict=True)
+    ]
 
 
 def write_features(features: FeatureRows, max_message_bytes: int) -> Iterator[tree_pb2.Features]:

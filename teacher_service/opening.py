@@ -10,8 +10,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from eagle_pangu.speculation.parameters import SamplingParameters
 from protos.errors import InvalidFieldError
 
+MOST_LOGPROBS = 20
 REQUEST_ID_CHARACTERS = 128
 
 
@@ -36,6 +38,8 @@ class Opening:
 
     epoch: the opener's number for this session. request_id: for logs. prompt: [tokens] int64. max_new_tokens: answer
     tokens that may follow. max_rows, max_depth: largest tree of the session. want_features: send hidden states.
+    sampling: how tokens are decided. answer_start: how many tokens of `prompt` are prompt; the rest is answer.
+    logprobs: how many of the best tokens to give log-probabilities of, beside those decided; None: of none at all.
     """
 
     epoch: int
@@ -45,6 +49,9 @@ class Opening:
     max_rows: int
     max_depth: int
     want_features: bool
+    sampling: SamplingParameters
+    answer_start: int
+    logprobs: int | None
 
     @property
     def capacity(self) -> int:
@@ -61,6 +68,11 @@ class Opening:
             raise InvalidFieldError("open.request_id", f"expected 1 to {REQUEST_ID_CHARACTERS} printable characters")
         self._validate_budget(limits)
         self._validate_prompt(limits)
+        self.sampling.validate(limits.vocab_size, field="open.sampling")
+        if not 0 <= self.answer_start <= len(self.prompt):
+            raise InvalidFieldError("open.answer_start", f"expected 0 to {len(self.prompt)}, got {self.answer_start}")
+        if self.logprobs is not None and self.logprobs > MOST_LOGPROBS:
+            raise InvalidFieldError("open.logprobs", f"expected at most {MOST_LOGPROBS}, got {self.logprobs}")
         most = limits.slot_capacity - len(self.prompt) - self.max_rows
         if not 1 <= self.max_new_tokens <= most:
             why = f"{_slot(limits)} less {len(self.prompt)} prompt tokens and {self.max_rows} tree rows"

@@ -162,6 +162,7 @@ async def _prefill(session: Session, runtime: Runtime, received: float, queue_us
             next_token_id=first_token.token_id,
             committed_length=session.committed_length,
             margin=first_token.margin,
+            logprobs=next(iter(messages.write_logprobs(first_token.logprobs)), None),
             timings=_timings(received, queue_us=queue_us, forward_us=forward_us),
         ),
     )

@@ -7,6 +7,7 @@ knows neither messages nor gRPC nor clocks.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -16,7 +17,7 @@ from numpy.typing import NDArray
 
 from eagle_pangu.speculation.cache import Slot
 from eagle_pangu.speculation.engine import Engine
-from eagle_pangu.speculation.sampling import greedy
+from eagle_pangu.speculation.sampling import LogProbabilities, Sampler, logprobs
 from eagle_pangu.speculation.tree import TokenTree
 from protos.errors import InvalidFieldError, StaleMessageError
 from teacher_service.opening import Limits, Opening
@@ -30,10 +31,11 @@ class FeatureRows(NamedTuple):
 
 
 class FirstToken(NamedTuple):
-    """What prefill decided: the first answer token and its top-2 margin, in logits."""
+    """What prefill decided: the first answer token, its top-2 margin, in logits, and log-probabilities when wanted."""
 
     token_id: int
     margin: float
+    logprobs: LogProbabilities | None
 
 
 class Chunk(NamedTuple):
@@ -66,7 +68,8 @@ class Verdict(NamedTuple):
     """The teacher's answer to a round.
 
     accepted_rows: in path order, root left out. next_token_id: the token after the last of them.
-    margins: [accepted + 1] float32, in logits. features: of the root and the accepted rows, when wanted.
+    margins: [accepted + 1] float32, in logits. features: of the root and the accepted rows, when wanted. logprobs: of
+    the accepted tokens and the next one, when wanted.
     """
 
     round: int
@@ -74,6 +77,7 @@ class Verdict(NamedTuple):
     next_token_id: int
     margins: NDArray[np.float32]
     features: FeatureRows | None
+    logprobs: LogProbabilities | None
 
 
 class Session:
@@ -92,6 +96,7 @@ class Session:
         self._engine = engine
         self._limits = limits
         self._prefill_chunk = prefill_chunk
+        self._sampler = Sampler(opening.sampling, opening.prompt, opening.answer_start)
         self._slot: Slot | None = None
         self._decided: list[int] = []  # answer tokens that are pending: the next root is one of them
         self._last: Round | None = None
@@ -117,9 +122,10 @@ class Session:
         first = None
         if last:
             assert result.logits is not None
-            choice = greedy(result.logits)
-            first = FirstToken(int(choice.token_ids[-1]), float(choice.margins[-1]))
-            self._decided = [first.token_id]
+            logits = result.logits[-1:]
+            choice = self._sampler.first(logits)
+            self._decided = choice.token_ids.tolist()
+            first = FirstToken(self._decided[0], float(choice.margins[0]), self._logprobs(logits))
         return Chunk(_feature_rows(start, result.features) if wanted else None, first)
 
     def check(self, message: Round) -> Verdict | None:
@@ -151,7 +157,10 @@ class Session:
         """Make the root and the accepted rows that ``message`` keeps of the pending verdict final."""
         if self._verdict is not None:
             assert self._slot is not None
-            self._engine.commit(self._slot, self._verdict.accepted_rows[: message.commit])
+            assert self._last is not None
+            rows = self._verdict.accepted_rows[: message.commit]
+            self._engine.commit(self._slot, rows)
+            self._sampler.commit(self._last.tree.token_ids[[0, *rows]])
             self.committed_length += message.commit + 1
 
     def verify(self, message: Round) -> Verdict:
@@ -160,18 +169,30 @@ class Session:
         wanted = self.opening.want_features
         result = self._engine.verify(self._slot, message.tree, want_features=wanted)
         assert result.logits is not None
-        choice = greedy(result.logits)
+        choice = self._sampler.decide(result.logits, message.tree)
         accepted = message.tree.accept(choice.token_ids)
         path = [0, *accepted]
         self._decided = choice.token_ids[path].tolist()
         features = _feature_rows(self.committed_length, result.features, path) if wanted else None
-        self._verdict = Verdict(message.number, accepted, self._decided[-1], choice.margins[path], features)
+        self._verdict = Verdict(
+            message.number,
+            accepted,
+            self._decided[-1],
+            choice.margins[path],
+            features,
+            self._logprobs(result.logits, path),
+        )
         self._last = message
         return self._verdict
 
     def close(self) -> None:
         """Let go of the slot; a pass that still runs keeps it to its end. The session is of no use afterwards."""
         self._slot = None
+
+    def _logprobs(self, logits: torch.Tensor, path: Sequence[int] = (0,)) -> LogProbabilities | None:
+        """Of the tokens just decided, from the rows of `logits` that they were decided after."""
+        top = self.opening.logprobs
+        return None if top is None else logprobs(logits[list(path)], self._decided, top)
 
     def _check_repeat(self, message: Round, last: Round) -> Verdict:
         if message.committed_length != last.committed_length:

@@ -38,7 +38,13 @@ def import_all(package: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.mark.parametrize(
     "package",
-    ["protos", "orchestrator", "eagle_pangu.serving", "eagle_pangu.client", "eagle_pangu.speculation.tree"],
+    [
+        "protos",
+        "orchestrator",
+        "eagle_pangu.serving",
+        "eagle_pangu.client",
+        *(f"eagle_pangu.speculation.{name}" for name in ("tree", "parameters", "noise", "history")),
+    ],
 )
 def test_these_import_every_module_without_torch(package: str) -> None:
     result = import_all(package)

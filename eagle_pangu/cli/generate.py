@@ -40,6 +40,21 @@ def generate(
     rows: Annotated[int | None, typer.Option(min=0, help="Tree budget: drafted rows; with --depth.")] = None,
     depth: Annotated[int | None, typer.Option(min=0, help="Tree budget: depth; with --rows.")] = None,
     ignore_eos: Annotated[bool, typer.Option("--ignore-eos", help="Go on past the end-of-sequence id.")] = False,
+    include_stop: Annotated[bool, typer.Option("--include-stop", help="Leave the stop string in the text.")] = False,
+    temperature: Annotated[float | None, typer.Option(help="0: greedy, the default.")] = None,
+    top_k: Annotated[int | None, typer.Option(min=0, help="Sample from so many best tokens.")] = None,
+    top_p: Annotated[float | None, typer.Option(help="Sample from the best tokens that hold this probability.")] = None,
+    min_p: Annotated[float | None, typer.Option(help="Sample from tokens this near to the best one.")] = None,
+    seed: Annotated[int | None, typer.Option(min=0, help="Same seed, same tokens; --json tells it.")] = None,
+    repetition_penalty: Annotated[float | None, typer.Option(help="1: none.")] = None,
+    frequency_penalty: Annotated[float | None, typer.Option(help="Logits less per occurrence in the answer.")] = None,
+    presence_penalty: Annotated[float | None, typer.Option(help="Logits less for any occurrence there.")] = None,
+    logit_bias: Annotated[list[str] | None, typer.Option(help="ID=BIAS; may be repeated.")] = None,
+    min_tokens: Annotated[int | None, typer.Option(min=0, help="No end of the answer before so many tokens.")] = None,
+    stop_token_ids: Annotated[str | None, typer.Option(help="Ids that end the answer, with commas.")] = None,
+    bad_words: Annotated[list[str] | None, typer.Option(help="Ids never to come in a row; may be repeated.")] = None,
+    allowed_token_ids: Annotated[str | None, typer.Option(help="No other ids are decided; with commas.")] = None,
+    logprobs: Annotated[int | None, typer.Option(min=0, help="With --json: so many best log-probabilities.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of streaming.")] = False,
     server: Annotated[str, typer.Option(help="HOST:PORT of the orchestrator.")] = DEFAULT_SERVER,
     start: Annotated[bool, typer.Option("--start", help="Start the three services for this answer.")] = False,
@@ -63,10 +78,35 @@ def generate(
         if not start and described != services.ServiceFlags():
             raise CommandError("--dtype and its like describe services to start; give --start too")
         settings = replace(described, drafter=drafter or None, port=0).settings() if start else None
+        for name, value in (("stop_token_ids", stop_token_ids), ("allowed_token_ids", allowed_token_ids)):
+            getattr(options, name).extend(_ids(name, value) if value is not None else ())
+        for word in bad_words or ():
+            options.bad_words.add(token_ids=_ids("bad_words", word))
+        for entry in logit_bias or ():
+            token_id, bias = _bias(entry)
+            options.logit_bias[token_id] = bias
     except EXPECTED as error:
         fail(error)
-    if max_tokens is not None:
-        options.max_tokens = max_tokens
+    scalars = {
+        "max_tokens": max_tokens,
+        "temperature": temperature,
+        "top_k": top_k,
+        "top_p": top_p,
+        "min_p": min_p,
+        "seed": seed,
+        "repetition_penalty": repetition_penalty,
+        "frequency_penalty": frequency_penalty,
+        "presence_penalty": presence_penalty,
+        "min_tokens": min_tokens,
+        "logprobs": logprobs,
+    }
+    for name, scalar in scalars.items():
+        if scalar is not None:
+            try:
+                setattr(options, name, scalar)
+            except ValueError as error:  # does not fit the field
+                fail(CommandError(f"--{name.replace('_', '-')}: {error}"))
+    options.include_stop = include_stop
     if rows is not None and depth is not None:
         options.budget.CopyFrom(tree_pb2.TreeBudget(rows=rows, depth=depth))
     options.stop.extend(stop or ())
@@ -79,17 +119,34 @@ def _options(text: str | None, token_ids: str | None, *, raw: bool) -> generatio
     if (text is None) == (token_ids is None):
         raise CommandError("give either TEXT or --token-ids")
     if token_ids is not None:
-        try:
-            ids = [int(part) for part in token_ids.split(",")]
-            return generation_pb2.GenerationOptions(prompt_token_ids=generation_pb2.TokenIds(ids=ids))
-        except ValueError:
-            raise CommandError(f"--token-ids: expected ids with commas between, got {token_ids!r}") from None
+        ids = generation_pb2.TokenIds(ids=_ids("token_ids", token_ids))
+        return generation_pb2.GenerationOptions(prompt_token_ids=ids)
     assert text is not None
     if text == "-":
         text = sys.stdin.read()
     if raw:
         return generation_pb2.GenerationOptions(prompt=text)
     return generation_pb2.GenerationOptions(chat=user_says(text))
+
+
+def _ids(name: str, text: str) -> list[int]:
+    try:
+        ids = [int(part) for part in text.split(",")]
+    except ValueError:
+        ids = [-1]
+    if not all(0 <= token_id < 2**32 for token_id in ids):
+        raise CommandError(f"--{name.replace('_', '-')}: expected ids with commas between, got {text!r}")
+    return ids
+
+
+def _bias(text: str) -> tuple[int, float]:
+    token_id, equals, bias = text.partition("=")
+    try:
+        if equals and 0 <= int(token_id) < 2**32:
+            return int(token_id), float(bias)
+    except ValueError:
+        pass
+    raise CommandError(f"--logit-bias: expected ID=BIAS, got {text!r}")
 
 
 def user_says(text: str) -> generation_pb2.ChatMessages:
@@ -137,6 +194,14 @@ def as_object(answer: generation_pb2.GenerateResponse) -> dict[str, Any]:
         "text": answer.text,
         "finish_reason": FINISH_REASONS.get(answer.finish_reason, "unspecified"),
         "matched_stop": answer.matched_stop,
+        "seed": answer.seed if answer.HasField("seed") else None,
+        "logprobs": [
+            {
+                "logprob": entry.logprob,
+                "top": dict(zip(entry.top_token_ids, entry.top_logprobs, strict=True)),
+            }
+            for entry in answer.logprobs
+        ],
         "usage": {
             "prompt_tokens": answer.usage.prompt_tokens,
             "completion_tokens": answer.usage.completion_tokens,

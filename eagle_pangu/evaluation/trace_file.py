@@ -1,4 +1,4 @@
-"""Reads a trace: the lines that the orchestrator wrote, by request. Schema ``eagle_pangu.trace/1``.
+"""Reads a trace: the lines that the orchestrator wrote, by request. Schema ``eagle_pangu.trace/2``.
 
 The orchestrator's own trace module documents every field; the names here are the same. Fields that this reader does not
 know are passed over, so a trace may grow.
@@ -24,7 +24,7 @@ class TraceError(ValueError):
 class _Line(BaseModel):
     model_config = ConfigDict(frozen=True, extra="ignore", strict=True)
 
-    schema_name: Literal["eagle_pangu.trace/1"] = Field(alias="schema")
+    schema_name: Literal["eagle_pangu.trace/2"] = Field(alias="schema")
     request_id: str
     epoch: int
 

@@ -1,7 +1,12 @@
-"""From logits to the token that the teacher decides. Greedy; ties go to the smallest id."""
+"""From logits to the token that the teacher decides: greedy, or drawn by a seed. Ties go to the smallest id.
+
+A draw is exact in the sense that greedy is: it depends on the request, the tokens before it and the logits, never on
+the tree that it was computed in, so a drafted token is accepted when it is the very token that is drawn.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -9,11 +14,18 @@ import torch
 import torch.nn.functional as F
 from numpy.typing import NDArray
 
+from eagle_pangu.speculation.history import Histories
+from eagle_pangu.speculation.noise import gumbel
+from eagle_pangu.speculation.parameters import SamplingParameters
+from eagle_pangu.speculation.processors import best_tokens, best_values, process, warp
+from eagle_pangu.speculation.tree import TokenTree
+
 
 class Choice(NamedTuple):
     """What the teacher decides after each row.
 
-    token_ids: [rows] int64; margins: [rows] float32, logit of the chosen id minus the next best, >= 0.
+    token_ids: [rows] int64; margins: [rows] float32, logit of the chosen id minus the next best, >= 0; where processed
+    or drawn, of what was compared (infinite where one id alone was left).
     """
 
     token_ids: NDArray[np.int64]
@@ -43,3 +55,98 @@ def greedy(logits: torch.Tensor) -> Choice:
     margins = best.float() - torch.maximum(elsewhere, beside).float()
     token_ids = piece * _PIECE + offset
     return Choice(token_ids.squeeze(-1).cpu().numpy(), margins.squeeze(-1).cpu().numpy())
+
+
+class Sampler:
+    """Decides the tokens of one session: arg-max of the processed logits, plus noise where the temperature is not 0.
+
+    Args:
+        parameters: valid for the teacher's vocabulary.
+        prompt_token_ids: all tokens that the session was opened with.
+        answer_start: how many of them are prompt; the rest is answer already, in a session opened again.
+    """
+
+    def __init__(
+        self, parameters: SamplingParameters, prompt_token_ids: Sequence[int] | NDArray[np.int64], answer_start: int
+    ) -> None:
+        self._parameters = parameters
+        self._committed = np.asarray(prompt_token_ids, dtype=np.int64)
+        self._answer_start = answer_start
+        self._noise: dict[int, torch.Tensor] = {}  # position -> [vocab], of the last call: the next one overlaps it
+
+    def first(self, logits: torch.Tensor) -> Choice:
+        """The token after the prompt, from its [1, vocab] logits."""
+        return self._choose(logits, None)
+
+    def decide(self, logits: torch.Tensor, tree: TokenTree) -> Choice:
+        """The token after each row of a tree on top of the committed tokens.
+
+        Args:
+            logits: [rows, vocab] of the tree's rows; left as they are.
+            tree: its root follows the last committed token.
+        """
+        return self._choose(logits, tree)
+
+    def commit(self, token_ids: Sequence[int] | NDArray[np.int64]) -> None:
+        """Append tokens that have become final: the root and the accepted rows."""
+        self._committed = np.concatenate([self._committed, np.asarray(token_ids, dtype=np.int64)])
+
+    def _choose(self, logits: torch.Tensor, tree: TokenTree | None) -> Choice:
+        parameters = self._parameters
+        if parameters.is_greedy and not parameters.changes_logits:
+            return greedy(logits)
+        if tree is None:
+            histories = Histories.of_committed(self._committed, self._answer_start)
+        else:
+            histories = Histories.of_tree(self._committed, self._answer_start, tree)
+        scores = process(logits, histories, parameters)
+        if not parameters.is_greedy:
+            scores = warp(scores, parameters)
+            self._draw_noise(histories.positions, scores)
+            for row, position in zip(scores, histories.positions.tolist(), strict=True):
+                row += self._noise[position]  # a view: this writes scores
+        return greedy(scores)
+
+    def _draw_noise(self, positions: NDArray[np.int64], scores: torch.Tensor) -> None:
+        """Hold the noise of these positions, on the scores' device, and of no others."""
+        held, self._noise = self._noise, {}
+        for position in np.unique(positions).tolist():
+            noise = held.get(position)
+            if noise is None:
+                drawn = gumbel(self._parameters.seed, position, scores.shape[1])
+                noise = torch.from_numpy(drawn).to(scores.device)
+            self._noise[position] = noise
+
+
+class LogProbabilities(NamedTuple):
+    """Natural logarithms of probabilities, and the best tokens by them.
+
+    chosen: [rows] float32; top_ids: [rows, top] int64, best first; top: [rows, top] float32.
+    """
+
+    chosen: NDArray[np.float32]
+    top_ids: NDArray[np.int64]
+    top: NDArray[np.float32]
+
+
+def logprobs(logits: torch.Tensor, token_ids: Sequence[int] | NDArray[np.int64], top: int) -> LogProbabilities:
+    """Log-softmax of logits as the model gave them, before any processor.
+
+    Args:
+        logits: [rows, vocab]; computed on in float32.
+        token_ids: [rows] the chosen tokens.
+        top: how many of the best tokens to report, 0 to vocab; equal logits by smaller id first.
+    """
+    logits = logits.float()
+    rows, count = len(logits), max(top, 1)
+    log_probabilities = logits.log_softmax(dim=-1)
+    chosen = torch.as_tensor(np.asarray(token_ids, dtype=np.int64), device=logits.device)[:, None]
+    none = torch.zeros((rows, 1), dtype=torch.int64, device=logits.device)
+    ids = best_tokens(logits, best_values(logits, count), none)[1].view(rows, count)
+    order = logits.gather(1, ids).sort(dim=-1, descending=True, stable=True).indices[:, :top]
+    top_ids = ids.gather(1, order)
+    return LogProbabilities(
+        log_probabilities.gather(1, chosen).squeeze(-1).cpu().numpy(),
+        top_ids.cpu().numpy(),
+        log_probabilities.gather(1, top_ids).cpu().numpy(),
+    )

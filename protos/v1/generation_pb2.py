@@ -23,44 +23,49 @@ _sym_db = _symbol_database.Default()
 
 
 from protos.v1 import model_pb2 as protos_dot_v1_dot_model__pb2
+from protos.v1 import sampling_pb2 as protos_dot_v1_dot_sampling__pb2
 from protos.v1 import tree_pb2 as protos_dot_v1_dot_tree__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1aprotos/v1/generation.proto\x12\x0e\x65\x61gle_pangu.v1\x1a\x15protos/v1/model.proto\x1a\x14protos/v1/tree.proto\"\x17\n\x08TokenIds\x12\x0b\n\x03ids\x18\x01 \x03(\r\",\n\x0b\x43hatMessage\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\t\"=\n\x0c\x43hatMessages\x12-\n\x08messages\x18\x01 \x03(\x0b\x32\x1b.eagle_pangu.v1.ChatMessage\"\xff\x02\n\x11GenerationOptions\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x10\n\x06prompt\x18\x02 \x01(\tH\x00\x12\x34\n\x10prompt_token_ids\x18\x03 \x01(\x0b\x32\x18.eagle_pangu.v1.TokenIdsH\x00\x12,\n\x04\x63hat\x18\x04 \x01(\x0b\x32\x1c.eagle_pangu.v1.ChatMessagesH\x00\x12\x17\n\nmax_tokens\x18\x05 \x01(\rH\x01\x88\x01\x01\x12\x0c\n\x04stop\x18\x06 \x03(\t\x12\x12\n\nignore_eos\x18\x07 \x01(\x08\x12\x18\n\x0btemperature\x18\x08 \x01(\x02H\x02\x88\x01\x01\x12\x0f\n\x07\x64rafter\x18\t \x01(\t\x12/\n\x06\x62udget\x18\n \x01(\x0b\x32\x1a.eagle_pangu.v1.TreeBudgetH\x03\x88\x01\x01\x12\x16\n\x0ereturn_margins\x18\x0b \x01(\x08\x42\x07\n\x05inputB\r\n\x0b_max_tokensB\x0e\n\x0c_temperatureB\t\n\x07_budget\"E\n\x0fGenerateRequest\x12\x32\n\x07options\x18\x01 \x01(\x0b\x32!.eagle_pangu.v1.GenerationOptions\"K\n\x15GenerateStreamRequest\x12\x32\n\x07options\x18\x01 \x01(\x0b\x32!.eagle_pangu.v1.GenerationOptions\"9\n\x05Usage\x12\x15\n\rprompt_tokens\x18\x01 \x01(\r\x12\x19\n\x11\x63ompletion_tokens\x18\x02 \x01(\r\"\xd2\x01\n\x10SpeculationStats\x12\x0f\n\x07\x64rafter\x18\x01 \x01(\t\x12\x0e\n\x06rounds\x18\x02 \x01(\r\x12\x0f\n\x07\x64rafted\x18\x03 \x01(\r\x12\x10\n\x08\x61\x63\x63\x65pted\x18\x04 \x01(\r\x12\x18\n\x10tokens_per_round\x18\x05 \x01(\x02\x12\x17\n\x0f\x66\x61llback_rounds\x18\x06 \x01(\r\x12\x18\n\x10\x66\x61llback_reasons\x18\x07 \x03(\t\x12-\n\x07timings\x18\x08 \x01(\x0b\x32\x1c.eagle_pangu.v1.RoundTimings\"\xaa\x01\n\x0cRoundTimings\x12\x10\n\x08\x64raft_us\x18\x01 \x01(\x04\x12\x0f\n\x07wire_us\x18\x02 \x01(\x04\x12\x10\n\x08queue_us\x18\x03 \x01(\x04\x12\x12\n\nteacher_us\x18\x04 \x01(\x04\x12\x11\n\tcommit_us\x18\x05 \x01(\x04\x12\x17\n\x0forchestrator_us\x18\x06 \x01(\x04\x12\x11\n\trounds_us\x18\x07 \x01(\x04\x12\x12\n\nprefill_us\x18\x08 \x01(\x04\"\xb3\x02\n\x10GenerateResponse\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0c\n\x04text\x18\x02 \x01(\t\x12\x11\n\ttoken_ids\x18\x03 \x03(\r\x12\x33\n\rfinish_reason\x18\x04 \x01(\x0e\x32\x1c.eagle_pangu.v1.FinishReason\x12\x14\n\x0cmatched_stop\x18\x05 \x01(\t\x12$\n\x05usage\x18\x06 \x01(\x0b\x32\x15.eagle_pangu.v1.Usage\x12\x35\n\x0bspeculation\x18\x07 \x01(\x0b\x32 .eagle_pangu.v1.SpeculationStats\x12\x31\n\x08numerics\x18\x08 \x01(\x0b\x32\x1f.eagle_pangu.v1.TeacherNumerics\x12\x0f\n\x07margins\x18\t \x03(\x02\"\xb9\x02\n\x16GenerateStreamResponse\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0c\n\x04text\x18\x02 \x01(\t\x12\x11\n\ttoken_ids\x18\x03 \x03(\r\x12\x33\n\rfinish_reason\x18\x04 \x01(\x0e\x32\x1c.eagle_pangu.v1.FinishReason\x12\x14\n\x0cmatched_stop\x18\x05 \x01(\t\x12$\n\x05usage\x18\x06 \x01(\x0b\x32\x15.eagle_pangu.v1.Usage\x12\x35\n\x0bspeculation\x18\x07 \x01(\x0b\x32 .eagle_pangu.v1.SpeculationStats\x12\x31\n\x08numerics\x18\x08 \x01(\x0b\x32\x1f.eagle_pangu.v1.TeacherNumerics\x12\x0f\n\x07margins\x18\t \x03(\x02\"\x15\n\x13GetModelInfoRequest\"\xc1\x02\n\x14GetModelInfoResponse\x12\x31\n\x07teacher\x18\x01 \x01(\x0b\x32 .eagle_pangu.v1.ModelFingerprint\x12\x31\n\x08numerics\x18\x02 \x01(\x0b\x32\x1f.eagle_pangu.v1.TeacherNumerics\x12\x10\n\x08\x64rafters\x18\x03 \x03(\t\x12\x17\n\x0f\x64\x65\x66\x61ult_drafter\x18\x04 \x01(\t\x12\x32\n\x0e\x64\x65\x66\x61ult_budget\x18\x05 \x01(\x0b\x32\x1a.eagle_pangu.v1.TreeBudget\x12.\n\nmax_budget\x18\x06 \x01(\x0b\x32\x1a.eagle_pangu.v1.TreeBudget\x12\x1a\n\x12\x64\x65\x66\x61ult_max_tokens\x18\x07 \x01(\r\x12\x18\n\x10max_tokens_limit\x18\x08 \x01(\r*_\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x16\n\x12\x46INISH_REASON_STOP\x10\x01\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x02\x32\xa0\x02\n\x11GenerationService\x12M\n\x08Generate\x12\x1f.eagle_pangu.v1.GenerateRequest\x1a .eagle_pangu.v1.GenerateResponse\x12\x61\n\x0eGenerateStream\x12%.eagle_pangu.v1.GenerateStreamRequest\x1a&.eagle_pangu.v1.GenerateStreamResponse0\x01\x12Y\n\x0cGetModelInfo\x12#.eagle_pangu.v1.GetModelInfoRequest\x1a$.eagle_pangu.v1.GetModelInfoResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1aprotos/v1/generation.proto\x12\x0e\x65\x61gle_pangu.v1\x1a\x15protos/v1/model.proto\x1a\x18protos/v1/sampling.proto\x1a\x14protos/v1/tree.proto\"\x17\n\x08TokenIds\x12\x0b\n\x03ids\x18\x01 \x03(\r\",\n\x0b\x43hatMessage\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\t\"=\n\x0c\x43hatMessages\x12-\n\x08messages\x18\x01 \x03(\x0b\x32\x1b.eagle_pangu.v1.ChatMessage\"\xef\x06\n\x11GenerationOptions\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x10\n\x06prompt\x18\x02 \x01(\tH\x00\x12\x34\n\x10prompt_token_ids\x18\x03 \x01(\x0b\x32\x18.eagle_pangu.v1.TokenIdsH\x00\x12,\n\x04\x63hat\x18\x04 \x01(\x0b\x32\x1c.eagle_pangu.v1.ChatMessagesH\x00\x12\x17\n\nmax_tokens\x18\x05 \x01(\rH\x01\x88\x01\x01\x12\x0c\n\x04stop\x18\x06 \x03(\t\x12\x12\n\nignore_eos\x18\x07 \x01(\x08\x12\x18\n\x0btemperature\x18\x08 \x01(\x02H\x02\x88\x01\x01\x12\x0f\n\x07\x64rafter\x18\t \x01(\t\x12/\n\x06\x62udget\x18\n \x01(\x0b\x32\x1a.eagle_pangu.v1.TreeBudgetH\x03\x88\x01\x01\x12\x16\n\x0ereturn_margins\x18\x0b \x01(\x08\x12\r\n\x05top_k\x18\x0c \x01(\r\x12\x12\n\x05top_p\x18\r \x01(\x02H\x04\x88\x01\x01\x12\r\n\x05min_p\x18\x0e \x01(\x02\x12\x11\n\x04seed\x18\x0f \x01(\x04H\x05\x88\x01\x01\x12\x1f\n\x12repetition_penalty\x18\x10 \x01(\x02H\x06\x88\x01\x01\x12\x19\n\x11\x66requency_penalty\x18\x11 \x01(\x02\x12\x18\n\x10presence_penalty\x18\x12 \x01(\x02\x12\x44\n\nlogit_bias\x18\x13 \x03(\x0b\x32\x30.eagle_pangu.v1.GenerationOptions.LogitBiasEntry\x12\x12\n\nmin_tokens\x18\x14 \x01(\r\x12\x16\n\x0estop_token_ids\x18\x15 \x03(\r\x12\x30\n\tbad_words\x18\x16 \x03(\x0b\x32\x1d.eagle_pangu.v1.TokenSequence\x12\x19\n\x11\x61llowed_token_ids\x18\x17 \x03(\r\x12\x14\n\x0cinclude_stop\x18\x18 \x01(\x08\x12\x15\n\x08logprobs\x18\x19 \x01(\rH\x07\x88\x01\x01\x1a\x30\n\x0eLogitBiasEntry\x12\x0b\n\x03key\x18\x01 \x01(\r\x12\r\n\x05value\x18\x02 \x01(\x02:\x02\x38\x01\x42\x07\n\x05inputB\r\n\x0b_max_tokensB\x0e\n\x0c_temperatureB\t\n\x07_budgetB\x08\n\x06_top_pB\x07\n\x05_seedB\x15\n\x13_repetition_penaltyB\x0b\n\t_logprobs\"E\n\x0fGenerateRequest\x12\x32\n\x07options\x18\x01 \x01(\x0b\x32!.eagle_pangu.v1.GenerationOptions\"K\n\x15GenerateStreamRequest\x12\x32\n\x07options\x18\x01 \x01(\x0b\x32!.eagle_pangu.v1.GenerationOptions\"9\n\x05Usage\x12\x15\n\rprompt_tokens\x18\x01 \x01(\r\x12\x19\n\x11\x63ompletion_tokens\x18\x02 \x01(\r\"\xd2\x01\n\x10SpeculationStats\x12\x0f\n\x07\x64rafter\x18\x01 \x01(\t\x12\x0e\n\x06rounds\x18\x02 \x01(\r\x12\x0f\n\x07\x64rafted\x18\x03 \x01(\r\x12\x10\n\x08\x61\x63\x63\x65pted\x18\x04 \x01(\r\x12\x18\n\x10tokens_per_round\x18\x05 \x01(\x02\x12\x17\n\x0f\x66\x61llback_rounds\x18\x06 \x01(\r\x12\x18\n\x10\x66\x61llback_reasons\x18\x07 \x03(\t\x12-\n\x07timings\x18\x08 \x01(\x0b\x32\x1c.eagle_pangu.v1.RoundTimings\"\xaa\x01\n\x0cRoundTimings\x12\x10\n\x08\x64raft_us\x18\x01 \x01(\x04\x12\x0f\n\x07wire_us\x18\x02 \x01(\x04\x12\x10\n\x08queue_us\x18\x03 \x01(\x04\x12\x12\n\nteacher_us\x18\x04 \x01(\x04\x12\x11\n\tcommit_us\x18\x05 \x01(\x04\x12\x17\n\x0forchestrator_us\x18\x06 \x01(\x04\x12\x11\n\trounds_us\x18\x07 \x01(\x04\x12\x12\n\nprefill_us\x18\x08 \x01(\x04\"\x80\x03\n\x10GenerateResponse\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0c\n\x04text\x18\x02 \x01(\t\x12\x11\n\ttoken_ids\x18\x03 \x03(\r\x12\x33\n\rfinish_reason\x18\x04 \x01(\x0e\x32\x1c.eagle_pangu.v1.FinishReason\x12\x14\n\x0cmatched_stop\x18\x05 \x01(\t\x12$\n\x05usage\x18\x06 \x01(\x0b\x32\x15.eagle_pangu.v1.Usage\x12\x35\n\x0bspeculation\x18\x07 \x01(\x0b\x32 .eagle_pangu.v1.SpeculationStats\x12\x31\n\x08numerics\x18\x08 \x01(\x0b\x32\x1f.eagle_pangu.v1.TeacherNumerics\x12\x0f\n\x07margins\x18\t \x03(\x02\x12\x11\n\x04seed\x18\n \x01(\x04H\x00\x88\x01\x01\x12/\n\x08logprobs\x18\x0b \x03(\x0b\x32\x1d.eagle_pangu.v1.TokenLogprobsB\x07\n\x05_seed\"\x86\x03\n\x16GenerateStreamResponse\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0c\n\x04text\x18\x02 \x01(\t\x12\x11\n\ttoken_ids\x18\x03 \x03(\r\x12\x33\n\rfinish_reason\x18\x04 \x01(\x0e\x32\x1c.eagle_pangu.v1.FinishReason\x12\x14\n\x0cmatched_stop\x18\x05 \x01(\t\x12$\n\x05usage\x18\x06 \x01(\x0b\x32\x15.eagle_pangu.v1.Usage\x12\x35\n\x0bspeculation\x18\x07 \x01(\x0b\x32 .eagle_pangu.v1.SpeculationStats\x12\x31\n\x08numerics\x18\x08 \x01(\x0b\x32\x1f.eagle_pangu.v1.TeacherNumerics\x12\x0f\n\x07margins\x18\t \x03(\x02\x12\x11\n\x04seed\x18\n \x01(\x04H\x00\x88\x01\x01\x12/\n\x08logprobs\x18\x0b \x03(\x0b\x32\x1d.eagle_pangu.v1.TokenLogprobsB\x07\n\x05_seed\"\x15\n\x13GetModelInfoRequest\"\xc1\x02\n\x14GetModelInfoResponse\x12\x31\n\x07teacher\x18\x01 \x01(\x0b\x32 .eagle_pangu.v1.ModelFingerprint\x12\x31\n\x08numerics\x18\x02 \x01(\x0b\x32\x1f.eagle_pangu.v1.TeacherNumerics\x12\x10\n\x08\x64rafters\x18\x03 \x03(\t\x12\x17\n\x0f\x64\x65\x66\x61ult_drafter\x18\x04 \x01(\t\x12\x32\n\x0e\x64\x65\x66\x61ult_budget\x18\x05 \x01(\x0b\x32\x1a.eagle_pangu.v1.TreeBudget\x12.\n\nmax_budget\x18\x06 \x01(\x0b\x32\x1a.eagle_pangu.v1.TreeBudget\x12\x1a\n\x12\x64\x65\x66\x61ult_max_tokens\x18\x07 \x01(\r\x12\x18\n\x10max_tokens_limit\x18\x08 \x01(\r*_\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x16\n\x12\x46INISH_REASON_STOP\x10\x01\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x02\x32\xa0\x02\n\x11GenerationService\x12M\n\x08Generate\x12\x1f.eagle_pangu.v1.GenerateRequest\x1a .eagle_pangu.v1.GenerateResponse\x12\x61\n\x0eGenerateStream\x12%.eagle_pangu.v1.GenerateStreamRequest\x1a&.eagle_pangu.v1.GenerateStreamResponse0\x01\x12Y\n\x0cGetModelInfo\x12#.eagle_pangu.v1.GetModelInfoRequest\x1a$.eagle_pangu.v1.GetModelInfoResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'protos.v1.generation_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_FINISHREASON']._serialized_start=2177
-  _globals['_FINISHREASON']._serialized_end=2272
-  _globals['_TOKENIDS']._serialized_start=91
-  _globals['_TOKENIDS']._serialized_end=114
-  _globals['_CHATMESSAGE']._serialized_start=116
-  _globals['_CHATMESSAGE']._serialized_end=160
-  _globals['_CHATMESSAGES']._serialized_start=162
-  _globals['_CHATMESSAGES']._serialized_end=223
-  _globals['_GENERATIONOPTIONS']._serialized_start=226
-  _globals['_GENERATIONOPTIONS']._serialized_end=609
-  _globals['_GENERATEREQUEST']._serialized_start=611
-  _globals['_GENERATEREQUEST']._serialized_end=680
-  _globals['_GENERATESTREAMREQUEST']._serialized_start=682
-  _globals['_GENERATESTREAMREQUEST']._serialized_end=757
-  _globals['_USAGE']._serialized_start=759
-  _globals['_USAGE']._serialized_end=816
-  _globals['_SPECULATIONSTATS']._serialized_start=819
-  _globals['_SPECULATIONSTATS']._serialized_end=1029
-  _globals['_ROUNDTIMINGS']._serialized_start=1032
-  _globals['_ROUNDTIMINGS']._serialized_end=1202
-  _globals['_GENERATERESPONSE']._serialized_start=1205
-  _globals['_GENERATERESPONSE']._serialized_end=1512
-  _globals['_GENERATESTREAMRESPONSE']._serialized_start=1515
-  _globals['_GENERATESTREAMRESPONSE']._serialized_end=1828
-  _globals['_GETMODELINFOREQUEST']._serialized_start=1830
-  _globals['_GETMODELINFOREQUEST']._serialized_end=1851
-  _globals['_GETMODELINFORESPONSE']._serialized_start=1854
-  _globals['_GETMODELINFORESPONSE']._serialized_end=2175
-  _globals['_GENERATIONSERVICE']._serialized_start=2275
-  _globals['_GENERATIONSERVICE']._serialized_end=2563
+  _globals['_GENERATIONOPTIONS_LOGITBIASENTRY']._loaded_options = None
+  _globals['_GENERATIONOPTIONS_LOGITBIASENTRY']._serialized_options = b'8\001'
+  _globals['_FINISHREASON']._serialized_start=2853
+  _globals['_FINISHREASON']._serialized_end=2948
+  _globals['_TOKENIDS']._serialized_start=117
+  _globals['_TOKENIDS']._serialized_end=140
+  _globals['_CHATMESSAGE']._serialized_start=142
+  _globals['_CHATMESSAGE']._serialized_end=186
+  _globals['_CHATMESSAGES']._serialized_start=188
+  _globals['_CHATMESSAGES']._serialized_end=249
+  _globals['_GENERATIONOPTIONS']._serialized_start=252
+  _globals['_GENERATIONOPTIONS']._serialized_end=1131
+  _globals['_GENERATIONOPTIONS_LOGITBIASENTRY']._serialized_start=977
+  _globals['_GENERATIONOPTIONS_LOGITBIASENTRY']._serialized_end=1025
+  _globals['_GENERATEREQUEST']._serialized_start=1133
+  _globals['_GENERATEREQUEST']._serialized_end=1202
+  _globals['_GENERATESTREAMREQUEST']._serialized_start=1204
+  _globals['_GENERATESTREAMREQUEST']._serialized_end=1279
+  _globals['_USAGE']._serialized_start=1281
+  _globals['_USAGE']._serialized_end=1338
+  _globals['_SPECULATIONSTATS']._serialized_start=1341
+  _globals['_SPECULATIONSTATS']._serialized_end=1551
+  _globals['_ROUNDTIMINGS']._serialized_start=1554
+  _globals['_ROUNDTIMINGS']._serialized_end=1724
+  _globals['_GENERATERESPONSE']._serialized_start=1727
+  _globals['_GENERATERESPONSE']._serialized_end=2111
+  _globals['_GENERATESTREAMRESPONSE']._serialized_start=2114
+  _globals['_GENERATESTREAMRESPONSE']._serialized_end=2504
+  _globals['_GETMODELINFOREQUEST']._serialized_start=2506
+  _globals['_GETMODELINFOREQUEST']._serialized_end=2527
+  _globals['_GETMODELINFORESPONSE']._serialized_start=2530
+  _globals['_GETMODELINFORESPONSE']._serialized_end=2851
+  _globals['_GENERATIONSERVICE']._serialized_start=2951
+  _globals['_GENERATIONSERVICE']._serialized_end=3239
 # @@protoc_insertion_point(module_scope)

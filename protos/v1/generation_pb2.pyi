@@ -9,6 +9,7 @@ from google.protobuf import message as _message
 from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from protos.v1 import model_pb2 as _model_pb2
+from protos.v1 import sampling_pb2 as _sampling_pb2
 from protos.v1 import tree_pb2 as _tree_pb2
 import builtins as _builtins
 import sys
@@ -113,6 +114,26 @@ Global___ChatMessages: _TypeAlias = ChatMessages  # noqa: Y015
 class GenerationOptions(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
+    @_typing.final
+    class LogitBiasEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.int
+        value: _builtins.float
+        def __init__(
+            self,
+            *,
+            key: _builtins.int = ...,
+            value: _builtins.float = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
     REQUEST_ID_FIELD_NUMBER: _builtins.int
     PROMPT_FIELD_NUMBER: _builtins.int
     PROMPT_TOKEN_IDS_FIELD_NUMBER: _builtins.int
@@ -124,6 +145,20 @@ class GenerationOptions(_message.Message):
     DRAFTER_FIELD_NUMBER: _builtins.int
     BUDGET_FIELD_NUMBER: _builtins.int
     RETURN_MARGINS_FIELD_NUMBER: _builtins.int
+    TOP_K_FIELD_NUMBER: _builtins.int
+    TOP_P_FIELD_NUMBER: _builtins.int
+    MIN_P_FIELD_NUMBER: _builtins.int
+    SEED_FIELD_NUMBER: _builtins.int
+    REPETITION_PENALTY_FIELD_NUMBER: _builtins.int
+    FREQUENCY_PENALTY_FIELD_NUMBER: _builtins.int
+    PRESENCE_PENALTY_FIELD_NUMBER: _builtins.int
+    LOGIT_BIAS_FIELD_NUMBER: _builtins.int
+    MIN_TOKENS_FIELD_NUMBER: _builtins.int
+    STOP_TOKEN_IDS_FIELD_NUMBER: _builtins.int
+    BAD_WORDS_FIELD_NUMBER: _builtins.int
+    ALLOWED_TOKEN_IDS_FIELD_NUMBER: _builtins.int
+    INCLUDE_STOP_FIELD_NUMBER: _builtins.int
+    LOGPROBS_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """For logs and traces; empty: taken from metadata x-request-id, else made. At most 128 printable characters."""
     prompt: _builtins.str
@@ -135,11 +170,27 @@ class GenerationOptions(_message.Message):
     ignore_eos: _builtins.bool
     """Go on past end-of-sequence ids."""
     temperature: _builtins.float
-    """0 or absent: greedy. Anything else is refused with INVALID_ARGUMENT until sampling is supported."""
+    """0 or absent: greedy; else 1e-6 .. 100. This and the fields from top_k to allowed_token_ids mean what they mean in
+    Sampling; there is also the order in which they apply.
+    """
     drafter: _builtins.str
     """Drafter by name; "none": teacher-only; empty: the server's default."""
     return_margins: _builtins.bool
     """Return the teacher's top-2 logit margin of every token."""
+    top_k: _builtins.int
+    top_p: _builtins.float
+    min_p: _builtins.float
+    seed: _builtins.int
+    """Same seed, same tokens, with any drafter or none. Absent: one is drawn and returned; no effect on greedy decoding."""
+    repetition_penalty: _builtins.float
+    frequency_penalty: _builtins.float
+    presence_penalty: _builtins.float
+    min_tokens: _builtins.int
+    """Neither an end-of-sequence id that would end the answer nor one of stop_token_ids before so many tokens."""
+    include_stop: _builtins.bool
+    """Leave the stop string that ended the answer in its text."""
+    logprobs: _builtins.int
+    """Return log-probabilities of every token, and of so many of the best ones at each place; at most 20; absent: none."""
     @_builtins.property
     def prompt_token_ids(self) -> Global___TokenIds: ...
     @_builtins.property
@@ -151,6 +202,22 @@ class GenerationOptions(_message.Message):
     @_builtins.property
     def budget(self) -> _tree_pb2.TreeBudget:
         """Tree budget; absent: the server's default; INVALID_ARGUMENT above its maximum."""
+
+    @_builtins.property
+    def logit_bias(self) -> _containers.ScalarMap[_builtins.int, _builtins.float]:
+        """Token id to bias; at most 1024."""
+
+    @_builtins.property
+    def stop_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Further ids that end the answer, themselves kept in token_ids but without text; at most 64."""
+
+    @_builtins.property
+    def bad_words(self) -> _containers.RepeatedCompositeFieldContainer[_sampling_pb2.TokenSequence]:
+        """At most 256, of at most 64 ids each."""
+
+    @_builtins.property
+    def allowed_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """At most 4096."""
 
     def __init__(
         self,
@@ -166,25 +233,55 @@ class GenerationOptions(_message.Message):
         drafter: _builtins.str = ...,
         budget: _tree_pb2.TreeBudget | None = ...,
         return_margins: _builtins.bool = ...,
+        top_k: _builtins.int = ...,
+        top_p: _builtins.float | None = ...,
+        min_p: _builtins.float = ...,
+        seed: _builtins.int | None = ...,
+        repetition_penalty: _builtins.float | None = ...,
+        frequency_penalty: _builtins.float = ...,
+        presence_penalty: _builtins.float = ...,
+        logit_bias: _abc.Mapping[_builtins.int, _builtins.float] | None = ...,
+        min_tokens: _builtins.int = ...,
+        stop_token_ids: _abc.Iterable[_builtins.int] | None = ...,
+        bad_words: _abc.Iterable[_sampling_pb2.TokenSequence] | None = ...,
+        allowed_token_ids: _abc.Iterable[_builtins.int] | None = ...,
+        include_stop: _builtins.bool = ...,
+        logprobs: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_budget", b"_budget", "_max_tokens", b"_max_tokens", "_temperature", b"_temperature", "budget", b"budget", "chat", b"chat", "input", b"input", "max_tokens", b"max_tokens", "prompt", b"prompt", "prompt_token_ids", b"prompt_token_ids", "temperature", b"temperature"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_budget", b"_budget", "_logprobs", b"_logprobs", "_max_tokens", b"_max_tokens", "_repetition_penalty", b"_repetition_penalty", "_seed", b"_seed", "_temperature", b"_temperature", "_top_p", b"_top_p", "budget", b"budget", "chat", b"chat", "input", b"input", "logprobs", b"logprobs", "max_tokens", b"max_tokens", "prompt", b"prompt", "prompt_token_ids", b"prompt_token_ids", "repetition_penalty", b"repetition_penalty", "seed", b"seed", "temperature", b"temperature", "top_p", b"top_p"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_budget", b"_budget", "_max_tokens", b"_max_tokens", "_temperature", b"_temperature", "budget", b"budget", "chat", b"chat", "drafter", b"drafter", "ignore_eos", b"ignore_eos", "input", b"input", "max_tokens", b"max_tokens", "prompt", b"prompt", "prompt_token_ids", b"prompt_token_ids", "request_id", b"request_id", "return_margins", b"return_margins", "stop", b"stop", "temperature", b"temperature"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_budget", b"_budget", "_logprobs", b"_logprobs", "_max_tokens", b"_max_tokens", "_repetition_penalty", b"_repetition_penalty", "_seed", b"_seed", "_temperature", b"_temperature", "_top_p", b"_top_p", "allowed_token_ids", b"allowed_token_ids", "bad_words", b"bad_words", "budget", b"budget", "chat", b"chat", "drafter", b"drafter", "frequency_penalty", b"frequency_penalty", "ignore_eos", b"ignore_eos", "include_stop", b"include_stop", "input", b"input", "logit_bias", b"logit_bias", "logprobs", b"logprobs", "max_tokens", b"max_tokens", "min_p", b"min_p", "min_tokens", b"min_tokens", "presence_penalty", b"presence_penalty", "prompt", b"prompt", "prompt_token_ids", b"prompt_token_ids", "repetition_penalty", b"repetition_penalty", "request_id", b"request_id", "return_margins", b"return_margins", "seed", b"seed", "stop", b"stop", "stop_token_ids", b"stop_token_ids", "temperature", b"temperature", "top_k", b"top_k", "top_p", b"top_p"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__budget: _TypeAlias = _typing.Literal["budget"]  # noqa: Y015
     _WhichOneofArgType__budget: _TypeAlias = _typing.Literal["_budget", b"_budget"]  # noqa: Y015
+    _WhichOneofReturnType__logprobs: _TypeAlias = _typing.Literal["logprobs"]  # noqa: Y015
+    _WhichOneofArgType__logprobs: _TypeAlias = _typing.Literal["_logprobs", b"_logprobs"]  # noqa: Y015
     _WhichOneofReturnType__max_tokens: _TypeAlias = _typing.Literal["max_tokens"]  # noqa: Y015
     _WhichOneofArgType__max_tokens: _TypeAlias = _typing.Literal["_max_tokens", b"_max_tokens"]  # noqa: Y015
+    _WhichOneofReturnType__repetition_penalty: _TypeAlias = _typing.Literal["repetition_penalty"]  # noqa: Y015
+    _WhichOneofArgType__repetition_penalty: _TypeAlias = _typing.Literal["_repetition_penalty", b"_repetition_penalty"]  # noqa: Y015
+    _WhichOneofReturnType__seed: _TypeAlias = _typing.Literal["seed"]  # noqa: Y015
+    _WhichOneofArgType__seed: _TypeAlias = _typing.Literal["_seed", b"_seed"]  # noqa: Y015
     _WhichOneofReturnType__temperature: _TypeAlias = _typing.Literal["temperature"]  # noqa: Y015
     _WhichOneofArgType__temperature: _TypeAlias = _typing.Literal["_temperature", b"_temperature"]  # noqa: Y015
+    _WhichOneofReturnType__top_p: _TypeAlias = _typing.Literal["top_p"]  # noqa: Y015
+    _WhichOneofArgType__top_p: _TypeAlias = _typing.Literal["_top_p", b"_top_p"]  # noqa: Y015
     _WhichOneofReturnType_input: _TypeAlias = _typing.Literal["prompt", "prompt_token_ids", "chat"]  # noqa: Y015
     _WhichOneofArgType_input: _TypeAlias = _typing.Literal["input", b"input"]  # noqa: Y015
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__budget) -> _WhichOneofReturnType__budget | None: ...
     @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__logprobs) -> _WhichOneofReturnType__logprobs | None: ...
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__max_tokens) -> _WhichOneofReturnType__max_tokens | None: ...
     @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__repetition_penalty) -> _WhichOneofReturnType__repetition_penalty | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__seed) -> _WhichOneofReturnType__seed | None: ...
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__temperature) -> _WhichOneofReturnType__temperature | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__top_p) -> _WhichOneofReturnType__top_p | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType_input) -> _WhichOneofReturnType_input | None: ...
 
@@ -365,12 +462,16 @@ class GenerateResponse(_message.Message):
     SPECULATION_FIELD_NUMBER: _builtins.int
     NUMERICS_FIELD_NUMBER: _builtins.int
     MARGINS_FIELD_NUMBER: _builtins.int
+    SEED_FIELD_NUMBER: _builtins.int
+    LOGPROBS_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     text: _builtins.str
-    """Decoded answer, special tokens left out, stop string left out."""
+    """Decoded answer, special tokens left out, stop string left out unless include_stop."""
     finish_reason: Global___FinishReason.ValueType
     matched_stop: _builtins.str
     """The stop string that ended the answer; empty otherwise."""
+    seed: _builtins.int
+    """The seed in use, given or drawn; absent where greedy."""
     @_builtins.property
     def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """The teacher's own ids; an end-of-sequence id that ended the answer is included, tokens after a cut are not."""
@@ -385,6 +486,10 @@ class GenerateResponse(_message.Message):
     def margins(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
         """One a token when asked for, in logits."""
 
+    @_builtins.property
+    def logprobs(self) -> _containers.RepeatedCompositeFieldContainer[_sampling_pb2.TokenLogprobs]:
+        """One a token when asked for."""
+
     def __init__(
         self,
         *,
@@ -397,12 +502,16 @@ class GenerateResponse(_message.Message):
         speculation: Global___SpeculationStats | None = ...,
         numerics: _model_pb2.TeacherNumerics | None = ...,
         margins: _abc.Iterable[_builtins.float] | None = ...,
+        seed: _builtins.int | None = ...,
+        logprobs: _abc.Iterable[_sampling_pb2.TokenLogprobs] | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["numerics", b"numerics", "speculation", b"speculation", "usage", b"usage"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_seed", b"_seed", "numerics", b"numerics", "seed", b"seed", "speculation", b"speculation", "usage", b"usage"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["finish_reason", b"finish_reason", "margins", b"margins", "matched_stop", b"matched_stop", "numerics", b"numerics", "request_id", b"request_id", "speculation", b"speculation", "text", b"text", "token_ids", b"token_ids", "usage", b"usage"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_seed", b"_seed", "finish_reason", b"finish_reason", "logprobs", b"logprobs", "margins", b"margins", "matched_stop", b"matched_stop", "numerics", b"numerics", "request_id", b"request_id", "seed", b"seed", "speculation", b"speculation", "text", b"text", "token_ids", b"token_ids", "usage", b"usage"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__seed: _TypeAlias = _typing.Literal["seed"]  # noqa: Y015
+    _WhichOneofArgType__seed: _TypeAlias = _typing.Literal["_seed", b"_seed"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__seed) -> _WhichOneofReturnType__seed | None: ...
 
 Global___GenerateResponse: _TypeAlias = GenerateResponse  # noqa: Y015
 
@@ -419,12 +528,16 @@ class GenerateStreamResponse(_message.Message):
     SPECULATION_FIELD_NUMBER: _builtins.int
     NUMERICS_FIELD_NUMBER: _builtins.int
     MARGINS_FIELD_NUMBER: _builtins.int
+    SEED_FIELD_NUMBER: _builtins.int
+    LOGPROBS_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     text: _builtins.str
     """Text that became final: valid UTF-8, never a part of a character, never a part of a stop string."""
     finish_reason: Global___FinishReason.ValueType
     """The fields below are set in the last message only."""
     matched_stop: _builtins.str
+    seed: _builtins.int
+    """The seed in use, given or drawn; absent where greedy."""
     @_builtins.property
     def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Ids of this round; text may lag behind them."""
@@ -439,6 +552,10 @@ class GenerateStreamResponse(_message.Message):
     def margins(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
         """One for each id of this message when asked for, in logits."""
 
+    @_builtins.property
+    def logprobs(self) -> _containers.RepeatedCompositeFieldContainer[_sampling_pb2.TokenLogprobs]:
+        """One for each id of this message when asked for."""
+
     def __init__(
         self,
         *,
@@ -451,12 +568,16 @@ class GenerateStreamResponse(_message.Message):
         speculation: Global___SpeculationStats | None = ...,
         numerics: _model_pb2.TeacherNumerics | None = ...,
         margins: _abc.Iterable[_builtins.float] | None = ...,
+        seed: _builtins.int | None = ...,
+        logprobs: _abc.Iterable[_sampling_pb2.TokenLogprobs] | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["numerics", b"numerics", "speculation", b"speculation", "usage", b"usage"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_seed", b"_seed", "numerics", b"numerics", "seed", b"seed", "speculation", b"speculation", "usage", b"usage"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["finish_reason", b"finish_reason", "margins", b"margins", "matched_stop", b"matched_stop", "numerics", b"numerics", "request_id", b"request_id", "speculation", b"speculation", "text", b"text", "token_ids", b"token_ids", "usage", b"usage"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_seed", b"_seed", "finish_reason", b"finish_reason", "logprobs", b"logprobs", "margins", b"margins", "matched_stop", b"matched_stop", "numerics", b"numerics", "request_id", b"request_id", "seed", b"seed", "speculation", b"speculation", "text", b"text", "token_ids", b"token_ids", "usage", b"usage"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__seed: _TypeAlias = _typing.Literal["seed"]  # noqa: Y015
+    _WhichOneofArgType__seed: _TypeAlias = _typing.Literal["_seed", b"_seed"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__seed) -> _WhichOneofReturnType__seed | None: ...
 
 Global___GenerateStreamResponse: _TypeAlias = GenerateStreamResponse  # noqa: Y015
 

@@ -8,6 +8,7 @@ from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from google.protobuf.internal import containers as _containers
 from protos.v1 import model_pb2 as _model_pb2
+from protos.v1 import sampling_pb2 as _sampling_pb2
 from protos.v1 import tree_pb2 as _tree_pb2
 import builtins as _builtins
 import sys
@@ -181,6 +182,9 @@ class OpenTeacherSession(_message.Message):
     MAX_NEW_TOKENS_FIELD_NUMBER: _builtins.int
     MAX_BUDGET_FIELD_NUMBER: _builtins.int
     WANT_FEATURES_FIELD_NUMBER: _builtins.int
+    SAMPLING_FIELD_NUMBER: _builtins.int
+    ANSWER_START_FIELD_NUMBER: _builtins.int
+    LOGPROBS_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """For logs and traces on both sides; 1 .. 128 printable characters."""
     max_new_tokens: _builtins.int
@@ -189,6 +193,10 @@ class OpenTeacherSession(_message.Message):
     """
     want_features: _builtins.bool
     """Send features of the prompt and of committed rows."""
+    answer_start: _builtins.int
+    """How many of prompt_token_ids are prompt; the rest, after a failover, is answer. At most all of them; absent: all."""
+    logprobs: _builtins.int
+    """Send log-probabilities of every decided token, and of so many of the best ones; at most 20; absent: none at all."""
     @_builtins.property
     def fingerprint(self) -> _model_pb2.ModelFingerprint:
         """What the opener believes the teacher to be; compared with the teacher's own."""
@@ -205,6 +213,10 @@ class OpenTeacherSession(_message.Message):
         every tree is the root alone.
         """
 
+    @_builtins.property
+    def sampling(self) -> _sampling_pb2.Sampling:
+        """Absent: greedy."""
+
     def __init__(
         self,
         *,
@@ -214,12 +226,22 @@ class OpenTeacherSession(_message.Message):
         max_new_tokens: _builtins.int = ...,
         max_budget: _tree_pb2.TreeBudget | None = ...,
         want_features: _builtins.bool = ...,
+        sampling: _sampling_pb2.Sampling | None = ...,
+        answer_start: _builtins.int | None = ...,
+        logprobs: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["fingerprint", b"fingerprint", "max_budget", b"max_budget"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_answer_start", b"_answer_start", "_logprobs", b"_logprobs", "answer_start", b"answer_start", "fingerprint", b"fingerprint", "logprobs", b"logprobs", "max_budget", b"max_budget", "sampling", b"sampling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["fingerprint", b"fingerprint", "max_budget", b"max_budget", "max_new_tokens", b"max_new_tokens", "prompt_token_ids", b"prompt_token_ids", "request_id", b"request_id", "want_features", b"want_features"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_answer_start", b"_answer_start", "_logprobs", b"_logprobs", "answer_start", b"answer_start", "fingerprint", b"fingerprint", "logprobs", b"logprobs", "max_budget", b"max_budget", "max_new_tokens", b"max_new_tokens", "prompt_token_ids", b"prompt_token_ids", "request_id", b"request_id", "sampling", b"sampling", "want_features", b"want_features"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__answer_start: _TypeAlias = _typing.Literal["answer_start"]  # noqa: Y015
+    _WhichOneofArgType__answer_start: _TypeAlias = _typing.Literal["_answer_start", b"_answer_start"]  # noqa: Y015
+    _WhichOneofReturnType__logprobs: _TypeAlias = _typing.Literal["logprobs"]  # noqa: Y015
+    _WhichOneofArgType__logprobs: _TypeAlias = _typing.Literal["_logprobs", b"_logprobs"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__answer_start) -> _WhichOneofReturnType__answer_start | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__logprobs) -> _WhichOneofReturnType__logprobs | None: ...
 
 Global___OpenTeacherSession: _TypeAlias = OpenTeacherSession  # noqa: Y015
 
@@ -336,6 +358,7 @@ class Prefilled(_message.Message):
     COMMITTED_LENGTH_FIELD_NUMBER: _builtins.int
     MARGIN_FIELD_NUMBER: _builtins.int
     TIMINGS_FIELD_NUMBER: _builtins.int
+    LOGPROBS_FIELD_NUMBER: _builtins.int
     next_token_id: _builtins.int
     """The first answer token; the root of round 1."""
     committed_length: _builtins.int
@@ -344,6 +367,10 @@ class Prefilled(_message.Message):
     """Top-2 logit margin of next_token_id in logits, >= 0."""
     @_builtins.property
     def timings(self) -> Global___TeacherTimings: ...
+    @_builtins.property
+    def logprobs(self) -> _sampling_pb2.TokenLogprobs:
+        """Of next_token_id, when the session wants them."""
+
     def __init__(
         self,
         *,
@@ -351,10 +378,11 @@ class Prefilled(_message.Message):
         committed_length: _builtins.int = ...,
         margin: _builtins.float = ...,
         timings: Global___TeacherTimings | None = ...,
+        logprobs: _sampling_pb2.TokenLogprobs | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["timings", b"timings"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["logprobs", b"logprobs", "timings", b"timings"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["committed_length", b"committed_length", "margin", b"margin", "next_token_id", b"next_token_id", "timings", b"timings"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["committed_length", b"committed_length", "logprobs", b"logprobs", "margin", b"margin", "next_token_id", b"next_token_id", "timings", b"timings"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -370,6 +398,7 @@ class Verdict(_message.Message):
     MARGINS_FIELD_NUMBER: _builtins.int
     FEATURES_FIELD_NUMBER: _builtins.int
     TIMINGS_FIELD_NUMBER: _builtins.int
+    LOGPROBS_FIELD_NUMBER: _builtins.int
     round: _builtins.int
     next_token_id: _builtins.int
     """The teacher's token after the last accepted row."""
@@ -387,6 +416,10 @@ class Verdict(_message.Message):
 
     @_builtins.property
     def timings(self) -> Global___TeacherTimings: ...
+    @_builtins.property
+    def logprobs(self) -> _containers.RepeatedCompositeFieldContainer[_sampling_pb2.TokenLogprobs]:
+        """[accepted + 1] of the accepted tokens and of next_token_id, when the session wants them."""
+
     def __init__(
         self,
         *,
@@ -396,10 +429,11 @@ class Verdict(_message.Message):
         margins: _abc.Iterable[_builtins.float] | None = ...,
         features: _tree_pb2.Features | None = ...,
         timings: Global___TeacherTimings | None = ...,
+        logprobs: _abc.Iterable[_sampling_pb2.TokenLogprobs] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["features", b"features", "timings", b"timings"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted_rows", b"accepted_rows", "features", b"features", "margins", b"margins", "next_token_id", b"next_token_id", "round", b"round", "timings", b"timings"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted_rows", b"accepted_rows", "features", b"features", "logprobs", b"logprobs", "margins", b"margins", "next_token_id", b"next_token_id", "round", b"round", "timings", b"timings"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -1,7 +1,7 @@
 """GenerationService that answers with what it was asked, so that a test reads the request in the answer.
 
 A program of its own: the commands under test run their own event loop. Text that starts with "differ" gets other ids
-teacher-only than with a draft; "refuse" is refused.
+teacher-only than with a draft; "refuse" is refused; "everything" is answered with the whole request as text format.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class FakeGeneration(generation_pb2_grpc.GenerationServiceServicer):
     async def _deltas(
         self, options: generation_pb2.GenerationOptions
     ) -> AsyncIterator[generation_pb2.GenerateStreamResponse]:
-        text = described(options)
+        text = str(options) if options.prompt == "everything" else described(options)
         if "refuse" in text:
             raise InvalidFieldError("max_tokens", "expected at most 10, got 11")
         ids = [ord(character) for character in text.partition(" | ")[0]]

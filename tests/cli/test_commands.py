@@ -12,11 +12,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import typer
 from click.testing import Result
+from google.protobuf import text_format
 from typer.testing import CliRunner
 
 from eagle_pangu.cli.main import app
 from eagle_pangu.serving import processes
+from protos.v1 import generation_pb2, sampling_pb2
 
 SERVICES = {
     "teacher": "tests.serving.echo_service",
@@ -73,6 +76,41 @@ def test_every_flag_of_generate_reaches_the_request(server: str) -> None:
     assert result.stdout == "prompt: hello | max 5 | stop ['a', 'b'] | budget 4x2 | drafter none | eos True | é€\n"
 
 
+def test_every_way_of_deciding_tokens_has_a_flag_named_as_its_field(server: str) -> None:
+    asked = [
+        *("--temperature", "0.5", "--top-k", "7", "--top-p", "0.9", "--min-p", "0.1", "--seed", str(2**64 - 1)),
+        *("--repetition-penalty", "1.5", "--frequency-penalty", "-1", "--presence-penalty", "0.5"),
+        *("--logit-bias", "3=-2.5", "--logit-bias", "4=1", "--min-tokens", "2", "--stop-token-ids", "5,6"),
+        *("--bad-words", "7", "--bad-words", "8,9", "--allowed-token-ids", "1,2", "--include-stop", "--logprobs", "0"),
+    ]
+    requests = [call("generate", "--raw", "everything", *flags, "--server", server).stdout for flags in (asked, ())]
+    options, plain = (text_format.Parse(text, generation_pb2.GenerationOptions()) for text in requests)
+    expected = generation_pb2.GenerationOptions(
+        prompt="everything",
+        temperature=0.5,
+        top_k=7,
+        top_p=0.9,
+        min_p=0.1,
+        seed=2**64 - 1,
+        repetition_penalty=1.5,
+        frequency_penalty=-1,
+        presence_penalty=0.5,
+        logit_bias={3: -2.5, 4: 1.0},
+        min_tokens=2,
+        stop_token_ids=[5, 6],
+        bad_words=[sampling_pb2.TokenSequence(token_ids=ids) for ids in ([7], [8, 9])],
+        allowed_token_ids=[1, 2],
+        include_stop=True,
+        logprobs=0,
+    )
+    assert options == expected
+    assert plain == generation_pb2.GenerationOptions(prompt="everything")
+    fields = {field.name for field in generation_pb2.GenerationOptions.DESCRIPTOR.fields}
+    elsewhere = {"request_id", "prompt", "prompt_token_ids", "chat", "budget", "return_margins"}
+    command = typer.main.get_command(app).commands["generate"]
+    assert fields - elsewhere <= {parameter.name for parameter in command.params}
+
+
 def test_a_prompt_may_be_token_ids_or_stdin(server: str) -> None:
     assert call("generate", "--token-ids", "1,2,3", "--server", server).stdout.startswith("prompt_token_ids: [1, 2, 3]")
     assert call("generate", "-", "--server", server, stdin="piped").stdout.startswith("chat: user piped")
@@ -108,6 +146,9 @@ def test_without_a_server_the_error_names_the_command_that_starts_one() -> None:
         ([], "either TEXT or --token-ids"),
         (["hello", "--token-ids", "1"], "either TEXT or --token-ids"),
         (["--token-ids", "1,x"], "--token-ids: expected ids"),
+        (["hello", "--bad-words", "1,-2"], "--bad-words: expected ids"),
+        (["hello", "--logit-bias", "3"], "--logit-bias: expected ID=BIAS"),
+        (["hello", "--seed", str(2**64)], "--seed"),
         (["hello", "--rows", "4"], "--rows and --depth go together"),
         (["hello", "--dtype", "float32"], "give --start too"),
         (["hello", "--start", "--dtype", "int3"], "teacher.dtype"),

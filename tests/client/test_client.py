@@ -51,10 +51,10 @@ async def test_a_stream_left_early_is_cancelled(each: Stack) -> None:
 async def test_a_refused_request_tells_its_violations(each: Stack) -> None:
     async with GenerationClient(each.target) as client:
         with pytest.raises(grpc.aio.AioRpcError) as error:
-            await client.generate(Options(prompt="prompt", max_tokens=0, temperature=1))
+            await client.generate(Options(prompt="prompt", max_tokens=0, temperature=-1))
     assert violations_of(error.value) == [
         Violation("options.max_tokens", "expected 1 to 4096, got 0"),
-        Violation("options.temperature", "only 0 (greedy) is supported, got 1"),
+        Violation("options.temperature", "expected 0 (greedy) or a number in [1e-06, 100], got -1.0"),
     ]
 
 

@@ -50,6 +50,26 @@ async def test_float32_ids_equal_teacher_only_and_transformers_own_greedy_genera
                         assert 0 < answer.speculation.accepted < answer.speculation.drafted
 
 
+async def test_a_seed_gives_the_same_ids_with_any_drafter_and_none(prompts: list[str]) -> None:
+    wishes = {"top_p": 0.95, "top_k": 50, "repetition_penalty": 1.1, "frequency_penalty": 0.2, "logprobs": 2}
+    answers = set()
+    async with serving(teacher={"dtype": "float32"}, draft={"drafter": "hybrid"}) as (_, client):
+        for number, prompt in enumerate(prompts[:3]):
+            asked = {"temperature": (0.3, 0.8, 1.2)[number], "seed": number, "max_tokens": 20, **wishes}
+            plain = await client.generate(chat(prompt, "none", **asked))
+            for drafter in ("ngram", "hybrid"):
+                answer = await client.generate(chat(prompt, drafter, **asked))
+                assert answer.token_ids == plain.token_ids, drafter
+                assert answer.seed == plain.seed == number
+                for ours, theirs in zip(answer.logprobs, plain.logprobs, strict=True):
+                    assert ours.logprob == pytest.approx(theirs.logprob, abs=1e-3)
+                    assert ours.top_token_ids == theirs.top_token_ids
+                assert len(answer.logprobs) == len(answer.token_ids)
+            answers.add(tuple(plain.token_ids))
+        other = await client.generate(chat(prompts[0], "hybrid", temperature=1.2, seed=99, max_tokens=20))
+        assert tuple(other.token_ids) not in answers
+
+
 async def test_bfloat16_is_exact_under_the_bitwise_policy(noisy_draft: Path, prompts: list[str]) -> None:
     teacher = {"dtype": "bfloat16", "numerics": "bitwise"}
     draft = {"model": str(noisy_draft), "dtype": "bfloat16", "drafter": "hybrid"}

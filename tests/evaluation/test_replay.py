@@ -25,7 +25,7 @@ ANSWER = [10, 11, 12, 13, 14, 15]
 
 
 def line(event: str, **fields: Any) -> Line:
-    head = {"schema": "eagle_pangu.trace/1", "event": event, "time": "2025-01-01T00:00:00Z", "request_id": "r-1"}
+    head = {"schema": "eagle_pangu.trace/2", "event": event, "time": "2025-01-01T00:00:00Z", "request_id": "r-1"}
     return {**head, "epoch": 7, **fields}
 
 
@@ -145,7 +145,7 @@ def test_a_round_that_went_missing_is_noticed(tmp_path: Path) -> None:
 def test_a_request_without_its_end_is_unfinished_and_no_contradiction(tmp_path: Path) -> None:
     path = write(tmp_path / "trace.jsonl", good_trace()[:-1])
     with path.open("a", encoding="utf-8") as file:
-        file.write('{"schema": "eagle_pangu.trace/1", "ev')  # being written
+        file.write('{"schema": "eagle_pangu.trace/2", "ev')  # being written
     assert run("replay", str(path)) == (
         0,
         f"{path}: the last line is incomplete and left out\n"
@@ -180,7 +180,7 @@ def test_time_outside_the_models_is_per_round_and_per_request(tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("index", "changes", "where"),
     [
-        (0, {"schema": "eagle_pangu.trace/2"}, ":1: open.schema"),
+        (0, {"schema": "eagle_pangu.trace/1"}, ":1: open.schema"),
         (0, {"event": "start"}, ":1: "),
         (1, {"kept": "3"}, ":2: round.kept"),
         (1, {"tree": {"token_ids": [], "parents": [], "scores": None}}, ":2: round.tree.token_ids"),

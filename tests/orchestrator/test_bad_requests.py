@@ -9,13 +9,14 @@ import grpc
 import pytest
 
 from eagle_pangu.client.client import violations_of
-from protos.v1 import generation_pb2, tree_pb2
+from protos.v1 import generation_pb2, sampling_pb2, tree_pb2
 from tests.orchestrator.conftest import Stack, stack
 from tests.orchestrator.scripted import ids_of, plain, scrambled
 
 Chat = generation_pb2.ChatMessages
 Said = generation_pb2.ChatMessage
 Budget = tree_pb2.TreeBudget
+Word = sampling_pb2.TokenSequence
 
 
 async def refused(each: Stack, options: generation_pb2.GenerationOptions) -> list[str]:
@@ -56,8 +57,25 @@ async def refused(each: Stack, options: generation_pb2.GenerationOptions) -> lis
         ({"prompt": "x", "stop": ["a"] * 17}, "options.stop"),
         ({"prompt": "x", "stop": ["a", ""]}, "options.stop[1]"),
         ({"prompt": "x", "stop": ["a" * 257]}, "options.stop[0]"),
-        ({"prompt": "x", "temperature": 0.5}, "options.temperature"),
+        ({"prompt": "x", "temperature": -0.5}, "options.temperature"),
+        ({"prompt": "x", "temperature": 101}, "options.temperature"),
         ({"prompt": "x", "temperature": float("nan")}, "options.temperature"),
+        ({"prompt": "x", "top_p": 0}, "options.top_p"),
+        ({"prompt": "x", "top_p": 1.5}, "options.top_p"),
+        ({"prompt": "x", "min_p": -0.1}, "options.min_p"),
+        ({"prompt": "x", "repetition_penalty": 0}, "options.repetition_penalty"),
+        ({"prompt": "x", "frequency_penalty": 2.5}, "options.frequency_penalty"),
+        ({"prompt": "x", "presence_penalty": float("inf")}, "options.presence_penalty"),
+        ({"prompt": "x", "logit_bias": {258: 1.0}}, "options.logit_bias[0]"),
+        ({"prompt": "x", "logit_bias": {3: 101.0}}, "options.logit_bias[0]"),
+        ({"prompt": "x", "stop_token_ids": [1, 258]}, "options.stop_token_ids[1]"),
+        ({"prompt": "x", "stop_token_ids": [1] * 65}, "options.stop_token_ids"),
+        ({"prompt": "x", "bad_words": [Word(token_ids=[1]), Word()]}, "options.bad_words[1]"),
+        ({"prompt": "x", "bad_words": [Word(token_ids=[1] * 65)]}, "options.bad_words[0]"),
+        ({"prompt": "x", "bad_words": [Word(token_ids=[258])]}, "options.bad_words[0]"),
+        ({"prompt": "x", "allowed_token_ids": [0, 999]}, "options.allowed_token_ids[1]"),
+        ({"prompt": "x", "allowed_token_ids": [257], "min_tokens": 1}, "options.allowed_token_ids"),
+        ({"prompt": "x", "logprobs": 21}, "options.logprobs"),
         ({"prompt": "x", "drafter": "unheard-of"}, "options.drafter"),
         ({"prompt": "x", "budget": Budget(rows=65, depth=1)}, "options.budget.rows"),
         ({"prompt": "x", "budget": Budget(rows=1, depth=33)}, "options.budget.depth"),
@@ -71,14 +89,14 @@ async def test_each_rule_is_refused_under_its_field(usual: Stack, fields: dict[s
 
 async def test_every_violation_is_told_at_once(usual: Stack) -> None:
     options = generation_pb2.GenerationOptions(
-        prompt="", max_tokens=0, stop=["", "b" * 300], temperature=1, drafter="x", budget=Budget(rows=99, depth=99)
+        prompt="", max_tokens=0, stop=["", "b" * 300], temperature=-1, drafter="x", budget=Budget(rows=99, depth=99)
     )
     assert await refused(usual, options) == [
         "options.max_tokens",
-        "options.temperature",
         "options.stop[0]",
         "options.stop[1]",
         "options.drafter",
+        "options.temperature",
         "options.budget.rows",
         "options.budget.depth",
         "options.prompt",
@@ -88,7 +106,7 @@ async def test_every_violation_is_told_at_once(usual: Stack) -> None:
 async def test_the_worst_request_still_fits_a_status(usual: Stack) -> None:
     roles = [Said(role="\N{GRINNING FACE}" * 100) for _ in range(100)]
     options = generation_pb2.GenerationOptions(
-        chat=Chat(messages=roles), drafter="日" * 500, stop=[""] * 16, temperature=3, request_id="a" * 500
+        chat=Chat(messages=roles), drafter="日" * 500, stop=[""] * 16, temperature=-3, request_id="a" * 500
     )
     assert len(await refused(usual, options)) == 20
 
@@ -134,6 +152,10 @@ async def test_the_limits_themselves_are_accepted(usual: Stack) -> None:
         {"stop": ["a" * 256] * 16},
         {"temperature": 0},
         {"temperature": -0.0},
+        {"temperature": 100, "top_k": 2**32 - 1, "top_p": 1, "min_p": 1, "seed": 2**64 - 1, "logprobs": 20},
+        {"repetition_penalty": 100, "frequency_penalty": -2, "presence_penalty": 2, "min_tokens": 2**32 - 1},
+        {"logit_bias": {257: 100.0}, "bad_words": [Word(token_ids=[1] * 64)] * 256, "allowed_token_ids": [0, 257]},
+        {"stop_token_ids": [1] * 64, "include_stop": True},
         {"budget": Budget(rows=64, depth=32)},
         {"drafter": "other"},
         {"request_id": "a" * 128},

@@ -23,7 +23,7 @@ class Answer:
     """What the rules make of runs of tokens."""
 
     def __init__(self, runs: Sequence[Sequence[int]], *, stop: Sequence[str] = (), max_tokens: int = 1000) -> None:
-        rules = StopRules(Detokenizer(TOKENIZER), eos_token_ids=[EOS], max_tokens=max_tokens, stop=stop)
+        rules = StopRules(Detokenizer(TOKENIZER), end_token_ids=[EOS], max_tokens=max_tokens, stop=stop)
         self.text, self.kept, self.end = "", 0, None
         self.pieces: list[str] = []
         for run in runs:
@@ -43,7 +43,7 @@ def test_an_end_of_sequence_inside_a_run_ends_there_and_has_no_text() -> None:
 
 
 def test_without_end_of_sequence_ids_decoding_goes_past_them() -> None:
-    rules = StopRules(Detokenizer(TOKENIZER), eos_token_ids=[], max_tokens=3, stop=[])
+    rules = StopRules(Detokenizer(TOKENIZER), end_token_ids=[], max_tokens=3, stop=[])
     assert rules.take([*ids_of("a"), EOS, *ids_of("b"), *ids_of("c")]) == (3, "ab", End("length"))
 
 

@@ -2,6 +2,7 @@
 
 import numpy as np
 
+from eagle_pangu.speculation.parameters import SamplingParameters
 from teacher_service.opening import Limits, Opening
 from tests.teacher_service.fakes import CONTEXT_LIMIT, VOCAB_SIZE
 
@@ -18,5 +19,7 @@ def opening(**changes) -> Opening:
         "max_rows": 8,
         "max_depth": 6,
         "want_features": False,
+        "sampling": SamplingParameters(),
+        "logprobs": None,
     }
-    return Opening(**{**values, **changes})
+    return Opening(**{**values, "answer_start": len(changes.get("prompt", PROMPT)), **changes})

@@ -52,7 +52,7 @@ def test_chunked_and_whole_prefill_decide_the_same_token_and_send_the_same_featu
         features, first = session.prefill_next()
         starts.append(features.start)
         rows.append(features.bits)
-    assert first == (next_token(PROMPT), MARGIN)
+    assert first == (next_token(PROMPT), MARGIN, None)
     assert starts == list(range(0, len(PROMPT), chunk))
     bits = np.concatenate(rows)
     assert bits.dtype == np.uint16

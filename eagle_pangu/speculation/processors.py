@@ -1,0 +1,140 @@
+"""What a request may do to logits before a token is decided, row by row with each row's own history.
+
+`process` penalises, biases and bans, as transformers' logits processors do; `warp` shapes what is sampled from, as its
+warpers do. Pure functions of logits, histories and parameters, in float32 on the logits' device; no noise, no session.
+A row's result has the same bits whatever rows stand beside it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from eagle_pangu.speculation.history import Histories
+from eagle_pangu.speculation.parameters import SamplingParameters
+
+_BANNED = float("-inf")
+
+
+def process(logits: torch.Tensor, histories: Histories, parameters: SamplingParameters) -> torch.Tensor:
+    """Penalise, bias and ban.
+
+    Args:
+        logits: [rows, vocab]; left as they are.
+        histories: of the same rows.
+        parameters: valid for this vocabulary.
+
+    Returns:
+        [rows, vocab] float32, -inf where a token is banned.
+    """
+    scores = logits.to(torch.float32, copy=True, memory_format=torch.contiguous_format)
+    if parameters.penalises:
+        _penalise(scores, histories, parameters)
+    if parameters.logit_bias:
+        biased, bias = zip(*parameters.logit_bias, strict=True)
+        scores[:, _ids(biased, scores)] += torch.tensor(bias, device=scores.device)
+    banned = torch.from_numpy(_banned(histories, parameters, scores.shape[1])).to(scores.device)
+    scores.view(-1).index_fill_(0, banned, _BANNED)
+    if parameters.allowed_token_ids:
+        allowed = _ids(parameters.allowed_token_ids, scores)
+        kept = scores[:, allowed]
+        scores.fill_(_BANNED)
+        scores[:, allowed] = kept
+    return scores
+
+
+def warp(scores: torch.Tensor, parameters: SamplingParameters) -> torch.Tensor:
+    """Temperature, top-k, top-p and min-p, in this order.
+
+    Args:
+        scores: [rows, vocab] float32, at least one finite in each row; left as they are.
+        parameters: not greedy.
+
+    Returns:
+        [rows, vocab] float32, -inf at what is not sampled from; never at the best token.
+    """
+    scores = scores / parameters.temperature
+    if parameters.top_k or parameters.top_p < 1:
+        scores = _keep_likely(scores, parameters.top_k, parameters.top_p)
+    if parameters.min_p > 0:
+        least = scores.amax(dim=-1, keepdim=True) + math.log(parameters.min_p)
+        scores = torch.where(scores >= least, scores, _BANNED)
+    return scores
+
+
+def best_values(scores: torch.Tensor, count: int) -> torch.Tensor:
+    """[rows, count] the highest of [rows, vocab] scores, ascending."""
+    if count <= 256 or scores.device.type != "cpu":
+        return scores.topk(count, dim=-1).values.flip(-1)
+    # On a CPU torch carries ids along when it sorts; NumPy sorts plain floats ten times as fast.
+    return torch.from_numpy(np.sort(scores.numpy(), axis=-1))[:, -count:].contiguous()
+
+
+def best_tokens(scores: torch.Tensor, best: torch.Tensor, cut: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Where the best scores stand; of equal ones, at the smaller ids. Banned tokens are never among them.
+
+    Args:
+        scores: [rows, vocab].
+        best: [rows, width] their `best_values`.
+        cut: [rows, 1] int64 below width, how many of these, from the lowest on, to leave out.
+
+    Returns:
+        rows and ids, [found] int64 each, by row and in a row by id.
+    """
+    lowest = best.gather(1, cut).clamp(min=torch.finfo(best.dtype).min)
+    room = torch.searchsorted(best, lowest, right=True) - cut  # how many of the tokens at the lowest score get in
+    rows, ids = (scores >= lowest).nonzero(as_tuple=True)
+    tied = scores[rows, ids] == lowest[rows, 0]
+    per_row = torch.bincount(rows[tied], minlength=len(scores))
+    rank = tied.cumsum(0) - (per_row.cumsum(0) - per_row)[rows]  # among the ties of its own row, from 1
+    kept = ~tied | (rank <= room[rows, 0])
+    return rows[kept], ids[kept]
+
+
+def _keep_likely(scores: torch.Tensor, top_k: int, top_p: float) -> torch.Tensor:
+    rows, vocab = scores.shape
+    width = min(top_k, vocab) or vocab
+    best = best_values(scores, width)
+    cut = torch.zeros((rows, 1), dtype=torch.int64, device=scores.device)
+    if top_p < 1:
+        mass = best.softmax(dim=-1).cumsum(dim=-1)
+        rest = torch.full((rows, 1), 1 - top_p, device=scores.device)
+        cut = torch.searchsorted(mass, rest, right=True).clamp(max=width - 1)
+    where = best_tokens(scores, best, cut)
+    likely = torch.full_like(scores, _BANNED)
+    likely[where] = scores[where]
+    return likely
+
+
+def _penalise(scores: torch.Tensor, histories: Histories, parameters: SamplingParameters) -> None:
+    """Repetition penalty (Keskar et al., "CTRL", 2019), then frequency and presence penalty as in OpenAI's API."""
+    occurrences = histories.occurrences()
+    token_ids, seen, counts = (torch.from_numpy(table).to(scores.device) for table in occurrences)
+    values = scores[:, token_ids]
+    penalty = parameters.repetition_penalty
+    values = torch.where(seen, torch.where(values < 0, values * penalty, values / penalty), values)
+    values -= counts * parameters.frequency_penalty + (counts > 0) * parameters.presence_penalty
+    scores[:, token_ids] = values
+
+
+def _banned(histories: Histories, parameters: SamplingParameters, vocab: int) -> NDArray[np.int64]:
+    """Flat indices into [rows, vocab]: what would complete a bad word, or end the answer too early."""
+    ends = parameters.bad_word_ends
+    lengths = sorted({len(start) for start in ends})
+    banned: list[int] = []
+    endings = histories.endings(max(lengths, default=0))
+    for row, (ending, answered) in enumerate(zip(endings, histories.answer_lengths.tolist(), strict=True)):
+        starts = (ending[len(ending) - length :] for length in lengths if length <= len(ending))
+        token_ids = [token_id for start in starts for token_id in ends.get(start, ())]
+        if answered < parameters.min_tokens:
+            token_ids += parameters.end_token_ids
+        banned += (row * vocab + token_id for token_id in token_ids)
+    return np.asarray(banned, dtype=np.int64)
+
+
+def _ids(token_ids: Sequence[int], scores: torch.Tensor) -> torch.Tensor:
+    return torch.tensor(token_ids, dtype=torch.int64, device=scores.device)

@@ -1,0 +1,372 @@
+"""Processors and warpers: each agrees with transformers' own, row by row, with the history of plain decoding."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import NamedTuple
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from transformers import LogitsProcessor
+from transformers.generation.logits_process import (
+    MinNewTokensLengthLogitsProcessor,
+    MinPLogitsWarper,
+    NoBadWordsLogitsProcessor,
+    RepetitionPenaltyLogitsProcessor,
+    SequenceBiasLogitsProcessor,
+    TemperatureLogitsWarper,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
+)
+
+from eagle_pangu.speculation.history import Histories
+from eagle_pangu.speculation.index_guard import IndexGuard
+from eagle_pangu.speculation.parameters import SamplingParameters
+from eagle_pangu.speculation.processors import best_tokens, best_values, process, warp
+from eagle_pangu.speculation.tree import TokenTree
+from protos.errors import InvalidFieldError
+from tests.trees import token_trees
+
+VOCAB = 40
+BANNED = float("-inf")
+Reference = Callable[[list[int], int, torch.Tensor], torch.Tensor]  # history, answer start, [vocab] -> [vocab]
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _guard() -> Iterator[None]:
+    with IndexGuard():
+        yield
+
+
+class Case(NamedTuple):
+    """Rows of a tree over committed tokens, and their logits."""
+
+    committed: list[int]
+    answer_start: int
+    tree: TokenTree
+    logits: torch.Tensor
+
+    @property
+    def histories(self) -> Histories:
+        return Histories.of_tree(np.asarray(self.committed), self.answer_start, self.tree)
+
+    def history(self, row: int) -> list[int]:
+        """What plain decoding has before it decides after this row."""
+        path = np.flatnonzero(self.tree.mask[row])
+        return self.committed + self.tree.token_ids[path].tolist()
+
+
+@st.composite
+def cases(draw: st.DrawFn) -> Case:
+    """Few ids, so that histories repeat them; logits of both signs, coarse often, so that ties abound."""
+    tree = draw(token_trees(max_rows=10, vocab_size=12, scored=False))
+    committed = draw(st.lists(st.integers(0, 12), min_size=1, max_size=12))
+    logits = 4 * torch.randn(tree.rows, VOCAB, generator=torch.Generator().manual_seed(draw(st.integers(0, 2**32))))
+    return Case(committed, draw(st.integers(0, len(committed))), tree, logits)
+
+
+def theirs(make: Callable[[int], LogitsProcessor]) -> Reference:
+    def processed(history: list[int], answer_start: int, logits: torch.Tensor) -> torch.Tensor:
+        return make(answer_start)(torch.tensor([history]), logits[None].clone())[0]
+
+    return processed
+
+
+def openai(frequency: float, presence: float) -> Reference:
+    """The formula of OpenAI's API reference."""
+
+    def processed(history: list[int], answer_start: int, logits: torch.Tensor) -> torch.Tensor:
+        logits = logits.clone()
+        for token_id, count in Counter(history[answer_start:]).items():
+            logits[token_id] -= count * frequency + presence
+        return logits
+
+    return processed
+
+
+def only(*allowed: int) -> Reference:
+    def processed(history: list[int], answer_start: int, logits: torch.Tensor) -> torch.Tensor:
+        return torch.tensor([value if i in allowed else BANNED for i, value in enumerate(logits.tolist())])
+
+    return processed
+
+
+BAD_WORDS = ((3,), (39,), (5, 6), (1, 1), (1, 2, 3), (0, 1, 2, 3, 4), (1, 7))
+BIAS = ((0, 1.5), (39, -100.0), (7, 0.25))
+PROCESSORS: dict[str, tuple[SamplingParameters, Reference]] = {
+    "repetition penalty": (
+        SamplingParameters(repetition_penalty=1.3),
+        theirs(lambda _: RepetitionPenaltyLogitsProcessor(1.3)),
+    ),
+    "repetition reward": (
+        SamplingParameters(repetition_penalty=0.7),
+        theirs(lambda _: RepetitionPenaltyLogitsProcessor(0.7)),
+    ),
+    "frequency penalty": (SamplingParameters(frequency_penalty=0.5), openai(0.5, 0)),
+    "presence penalty": (SamplingParameters(presence_penalty=-1.25), openai(0, -1.25)),
+    "both": (SamplingParameters(frequency_penalty=1.5, presence_penalty=0.5), openai(1.5, 0.5)),
+    "logit bias": (
+        SamplingParameters(logit_bias=BIAS),
+        theirs(lambda _: SequenceBiasLogitsProcessor([[[token_id], bias] for token_id, bias in BIAS])),
+    ),
+    "bad words": (
+        SamplingParameters(bad_words=BAD_WORDS),
+        theirs(lambda _: NoBadWordsLogitsProcessor([list(word) for word in BAD_WORDS])),
+    ),
+    "allowed ids": (SamplingParameters(allowed_token_ids=(39, 2, 0)), only(0, 2, 39)),
+    "min tokens": (
+        SamplingParameters(min_tokens=5, end_token_ids=(0, 39)),
+        theirs(lambda answer_start: MinNewTokensLengthLogitsProcessor(answer_start, 5, [0, 39])),
+    ),
+}
+# What all of them do, in the order of the contract.
+ALL = SamplingParameters(
+    repetition_penalty=1.3,
+    frequency_penalty=0.5,
+    presence_penalty=-1.25,
+    logit_bias=BIAS,
+    bad_words=BAD_WORDS,
+    allowed_token_ids=tuple(range(20)),
+    min_tokens=5,
+    end_token_ids=(0, 39),
+)
+
+
+def all_of_them(history: list[int], answer_start: int, logits: torch.Tensor) -> torch.Tensor:
+    logits = PROCESSORS["repetition penalty"][1](history, answer_start, logits)
+    logits = openai(0.5, -1.25)(history, answer_start, logits)
+    for name in ("logit bias", "bad words"):
+        logits = PROCESSORS[name][1](history, answer_start, logits)
+    logits = only(*range(20))(history, answer_start, logits)
+    return PROCESSORS["min tokens"][1](history, answer_start, logits)
+
+
+# ---- processors ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("parameters", "reference"), [*PROCESSORS.values(), (ALL, all_of_them)], ids=[*PROCESSORS, "all of them"]
+)
+@settings(max_examples=10)
+@given(case=cases())
+def test_a_row_is_processed_with_the_history_of_plain_decoding(
+    parameters: SamplingParameters, reference: Reference, case: Case
+) -> None:
+    parameters.validate(VOCAB)
+    scores = process(case.logits, case.histories, parameters)
+    expected = [
+        reference(case.history(row), case.answer_start, logits) for row, logits in enumerate(case.logits.unbind())
+    ]
+    assert scores.tolist() == torch.stack(expected).tolist()
+
+
+def test_nothing_on_changes_nothing() -> None:
+    logits = torch.randn(1, VOCAB).bfloat16()
+    histories = Histories.of_committed(np.array([1, 2, 3]), 1)
+    scores = process(logits, histories, SamplingParameters())
+    assert scores.dtype == torch.float32
+    assert scores.tolist() == logits.tolist()
+
+
+@pytest.mark.parametrize("parameters", [ALL, *(parameters for parameters, _ in PROCESSORS.values())])
+def test_logits_are_left_as_they_were(parameters: SamplingParameters) -> None:
+    logits = torch.randn(1, VOCAB)
+    before = logits.tolist()
+    process(logits, Histories.of_committed(np.array([1, 2, 3]), 1), parameters)
+    assert logits.tolist() == before
+
+
+def test_what_a_slice_of_wider_logits_holds_is_processed_alone() -> None:
+    wide = torch.randn(1, VOCAB + 8)
+    histories = Histories.of_committed(np.array([1, 2, 3]), 1)
+    assert torch.equal(process(wide[:, :VOCAB], histories, ALL), process(wide[:, :VOCAB].clone(), histories, ALL))
+
+
+@settings(max_examples=30)
+@given(cases(), st.integers(0, 15))
+def test_histories_end_and_count_as_plain_decoding_does(case: Case, length: int) -> None:
+    plain = [case.history(row) for row in range(case.tree.rows)]
+    histories = case.histories
+    assert histories.positions.tolist() == [len(history) for history in plain]
+    assert histories.endings(length) == [tuple(history[max(len(history) - length, 0) :]) for history in plain]
+    token_ids, seen, counts = histories.occurrences()
+    for row, history in enumerate(plain):
+        assert token_ids[seen[row]].tolist() == sorted(set(history))
+        assert Counter(dict(zip(token_ids.tolist(), counts[row].tolist(), strict=True))) == Counter(
+            history[case.answer_start :]
+        )
+
+
+# ---- warpers ---------------------------------------------------------------------------------------------------------
+
+DRAWN = SamplingParameters(temperature=1.0)
+WARPERS: dict[str, tuple[SamplingParameters, list[LogitsProcessor]]] = {
+    "temperature": (replace(DRAWN, temperature=0.7), [TemperatureLogitsWarper(0.7)]),
+    "top-k": (replace(DRAWN, top_k=5), [TopKLogitsWarper(5)]),
+    "top-k of all": (replace(DRAWN, top_k=1000), [TopKLogitsWarper(1000)]),
+    "top-p": (replace(DRAWN, top_p=0.8), [TopPLogitsWarper(0.8)]),
+    "tiny top-p": (replace(DRAWN, top_p=1e-9), [TopPLogitsWarper(1e-9)]),
+    "min-p": (replace(DRAWN, min_p=0.1), [MinPLogitsWarper(0.1)]),
+    "largest min-p": (replace(DRAWN, min_p=1.0), [MinPLogitsWarper(1.0)]),
+    "all": (
+        SamplingParameters(temperature=1.6, top_k=9, top_p=0.9, min_p=0.05),
+        [TemperatureLogitsWarper(1.6), TopKLogitsWarper(9), TopPLogitsWarper(0.9), MinPLogitsWarper(0.05)],
+    ),
+}
+
+
+@pytest.mark.parametrize("vocab", [1, 9, 40, 2000])  # 2000: sorted as a whole
+@pytest.mark.parametrize(("parameters", "warpers"), WARPERS.values(), ids=WARPERS)
+def test_distinct_scores_are_warped_as_transformers_does(
+    parameters: SamplingParameters, warpers: list[LogitsProcessor], vocab: int
+) -> None:
+    scores = 3 * torch.randn(20, vocab, generator=torch.Generator().manual_seed(vocab))
+    scores[:, 1::7] = BANNED
+    before = scores.clone()
+    expected = scores
+    for warper in warpers:
+        expected = warper(torch.zeros(20, 1, dtype=torch.int64), expected)
+    assert torch.equal(warp(scores, parameters), expected)
+    assert torch.equal(scores, before)
+
+
+def plainly_warped(scores: list[float], parameters: SamplingParameters) -> list[float]:
+    """Best first, ties by smaller id: the fewest that the rules ask for."""
+    alive = sorted((i for i, score in enumerate(scores) if score > BANNED), key=lambda i: (-scores[i], i))
+    alive = alive[: parameters.top_k or None]
+    weights = [math.exp(scores[i] - scores[alive[0]]) for i in alive]
+    mass, kept = 0.0, []
+    for token_id, weight in zip(alive, weights, strict=True):
+        if mass < parameters.top_p and weight >= parameters.min_p:
+            kept.append(token_id)
+        mass += weight / sum(weights)
+    return [score if i in kept else BANNED for i, score in enumerate(scores)]
+
+
+@given(
+    st.lists(st.lists(st.sampled_from([BANNED, 0.0, 0.5, 1.0, 3.0]), min_size=12, max_size=12), min_size=1, max_size=4),
+    st.sampled_from([0, 1, 3, 11, 12, 50]),
+    st.sampled_from([1.0, 0.913, 0.5, 0.017]),
+    st.sampled_from([0.0, 0.07, 0.51, 1.0]),
+)
+def test_of_equal_scores_the_smaller_ids_are_kept(
+    scores: list[list[float]], top_k: int, top_p: float, min_p: float
+) -> None:
+    for row in scores:
+        row[5] = 1.0  # one at least is not banned
+    parameters = replace(DRAWN, top_k=top_k, top_p=top_p, min_p=min_p)
+    assert warp(torch.tensor(scores), parameters).tolist() == [plainly_warped(row, parameters) for row in scores]
+
+
+@pytest.mark.parametrize(("parameters", "_"), WARPERS.values(), ids=WARPERS)
+def test_a_row_has_the_same_bits_alone(parameters: SamplingParameters, _: object) -> None:
+    scores = (3 * torch.randn(9, 5000, generator=torch.Generator().manual_seed(1))).bfloat16().float()
+    together = warp(scores, parameters)
+    for row in range(9):
+        assert torch.equal(warp(scores[row : row + 1], parameters)[0], together[row])
+
+
+@pytest.mark.parametrize("count", [1, 50, 256, 257, 700])
+def test_the_best_values_ascend(count: int) -> None:
+    scores = torch.randn(3, 700, generator=torch.Generator().manual_seed(count))
+    assert torch.equal(best_values(scores, count), scores.sort(dim=-1).values[:, -count:])
+
+
+def test_banned_tokens_are_never_among_the_best() -> None:
+    scores = torch.tensor([[BANNED, 1.0, BANNED], [2.0, BANNED, 3.0]])
+    rows, ids = best_tokens(scores, best_values(scores, 2), torch.zeros(2, 1, dtype=torch.int64))
+    assert (rows.tolist(), ids.tolist()) == ([0, 1, 1], [1, 0, 2])
+
+
+# ---- every rule, broken alone ----------------------------------------------------------------------------------------
+
+NAN, INF = float("nan"), float("inf")
+BROKEN: dict[str, tuple[dict[str, object], str, int | None, str]] = {
+    "temperature below 0": ({"temperature": -0.5}, "temperature", None, "got -0.5"),
+    "temperature that overflows": ({"temperature": 1e-9}, "temperature", None, "0 .greedy. or a number in"),
+    "temperature over 100": ({"temperature": 100.5}, "temperature", None, "got 100.5"),
+    "temperature NaN": ({"temperature": NAN}, "temperature", None, "got nan"),
+    "top_k below 0": ({"top_k": -1}, "top_k", None, "0 .off. or more, got -1"),
+    "top_p 0": ({"top_p": 0.0}, "top_p", None, r"in \(0, 1\], got 0.0"),
+    "top_p over 1": ({"top_p": 1.01}, "top_p", None, "got 1.01"),
+    "top_p NaN": ({"top_p": NAN}, "top_p", None, "got nan"),
+    "min_p below 0": ({"min_p": -0.1}, "min_p", None, r"in \[0, 1\], got -0.1"),
+    "min_p NaN": ({"min_p": NAN}, "min_p", None, "got nan"),
+    "seed below 0": ({"seed": -1}, "seed", None, "got -1"),
+    "seed too large": ({"seed": 2**64}, "seed", None, "got 18446744073709551616"),
+    "repetition penalty 0": ({"repetition_penalty": 0.0}, "repetition_penalty", None, "got 0.0"),
+    "repetition penalty infinite": ({"repetition_penalty": INF}, "repetition_penalty", None, "got inf"),
+    "frequency penalty over 2": ({"frequency_penalty": 2.5}, "frequency_penalty", None, "got 2.5"),
+    "presence penalty NaN": ({"presence_penalty": NAN}, "presence_penalty", None, "got nan"),
+    "min_tokens below 0": ({"min_tokens": -1}, "min_tokens", None, "got -1"),
+    "bias too large": ({"logit_bias": ((1, 0.0), (2, -100.5))}, "logit_bias", 1, "got -100.5"),
+    "bias NaN": ({"logit_bias": ((1, NAN),)}, "logit_bias", 0, "got nan"),
+    "bias past the vocabulary": ({"logit_bias": ((VOCAB, 1.0),)}, "logit_bias", 0, r"in \[0, 40\), got 40"),
+    "bias twice": ({"logit_bias": ((1, 1.0), (2, 1.0), (1, 1.0))}, "logit_bias", 2, "distinct ids, got 1 twice"),
+    "empty bad word": ({"bad_words": ((1, 2), ())}, "bad_words", 1, "at least one token"),
+    "bad word past the vocabulary": ({"bad_words": ((1, 2), (3, VOCAB))}, "bad_words", 1, "got 40"),
+    "negative end": ({"end_token_ids": (1, -1)}, "end_token_ids", 1, "got -1"),
+    "allowed past the vocabulary": ({"allowed_token_ids": (1, 2, 99)}, "allowed_token_ids", 2, "got 99"),
+    "nothing but the end": (
+        {"allowed_token_ids": (1, 2), "end_token_ids": (2, 1), "min_tokens": 3},
+        "allowed_token_ids",
+        None,
+        "a token to be left",
+    ),
+    "every allowed token is a bad word's end": (
+        {"allowed_token_ids": (1, 2), "bad_words": ((1,), (5, 2))},
+        "allowed_token_ids",
+        None,
+        "a token to be left",
+    ),
+    "every token is a bad word": (
+        {"bad_words": tuple((i,) for i in range(1, VOCAB)), "end_token_ids": (0,), "min_tokens": 1},
+        "bad_words",
+        None,
+        "a token to be left",
+    ),
+}
+
+
+@pytest.mark.parametrize(("changes", "field", "row", "reason"), BROKEN.values(), ids=BROKEN.keys())
+def test_a_broken_rule_is_refused_with_its_field(
+    changes: dict[str, object], field: str, row: int | None, reason: str
+) -> None:
+    with pytest.raises(InvalidFieldError, match=reason) as caught:
+        replace(SamplingParameters(), **changes).validate(VOCAB, field="open.sampling")  # type: ignore[arg-type]
+    assert (caught.value.field, caught.value.row) == (f"open.sampling.{field}", row)
+
+
+@pytest.mark.parametrize(
+    "parameters",
+    [
+        SamplingParameters(),
+        ALL,
+        SamplingParameters(100.0, 10**6, 1.0, 1.0, 2**64 - 1, 100.0, -2.0, 2.0, ((0, -100.0), (39, 100.0))),
+        SamplingParameters(end_token_ids=(1, 2), allowed_token_ids=(1, 2)),
+        SamplingParameters(bad_words=((1,),), allowed_token_ids=(1, 2)),
+    ],
+)
+def test_what_is_legal_passes(parameters: SamplingParameters) -> None:
+    parameters.validate(VOCAB)
+
+
+@pytest.mark.parametrize(
+    ("parameters", "changes"),
+    [
+        (SamplingParameters(), False),
+        (SamplingParameters(temperature=1.0, top_k=5, top_p=0.5, min_p=0.1, seed=7), False),
+        (SamplingParameters(min_tokens=5), False),
+        (SamplingParameters(end_token_ids=(5,)), False),
+        *((parameters, True) for parameters, _ in PROCESSORS.values()),
+    ],
+)
+def test_parameters_know_whether_they_change_logits(parameters: SamplingParameters, changes: bool) -> None:
+    assert parameters.changes_logits is changes
+    assert parameters.is_greedy is (parameters.temperature == 0)
