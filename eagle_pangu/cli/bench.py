@@ -132,12 +132,13 @@ class _Shown:
 def _report(summary: Summary) -> None:
     """What a reader must not miss under the table."""
     for failure in summary.failures:
-        notes.print(f"not exact: {failure}", style="red", markup=False)
+        notes.print(f"failed: {failure}", style="red", markup=False)
     ties = sum(divergence.near_tie for divergence in summary.first_divergences)
     if ties:
         notes.print(f"{ties} of {summary.turns} turns leave teacher-only at a near-tie; summary.json lists them")
     if summary.fallback_rounds:
         reasons = ", ".join(summary.fallback_reasons)
-        notes.print(f"{summary.fallback_rounds} rounds had no draft: {reasons}", style="yellow", markup=False)
+        rounds = f"{summary.fallback_rounds} of {summary.rounds} rounds"
+        notes.print(f"{rounds} had no draft: {reasons}", style="yellow", markup=False)
     if summary.numerics.degraded_reason:
         notes.print(f"numerics: {summary.numerics.degraded_reason}", style="yellow", markup=False)

@@ -21,6 +21,7 @@ from eagle_pangu.evaluation.records import (
     same,
 )
 
+MOST_FALLBACKS = 0.1  # of the rounds
 PARTS = ("draft", "wire", "queue", "teacher", "commit", "orchestrator")
 
 
@@ -165,13 +166,20 @@ def _failures(
     divergences: Sequence[Divergence],
     oracle_divergences: Sequence[Divergence],
 ) -> list[str]:
-    """Exactness (DESIGN §7), and the oracle in float32, the only dtype where transformers is one."""
+    """Exactness (DESIGN §7), a draft that was there to be exact with, and in float32, where it is one, the oracle."""
     failures = [
         f"{d.id} turn {d.turn}: token {d.position} is {d.token},"
         f" teacher-only {d.teacher_only_token} (margin {d.margin})"
         for d in divergences
         if numerics.must_be_exact or not d.near_tie
     ]
+    rounds = sum(record.answer.rounds for record in records)
+    fallbacks = sum(record.answer.fallback_rounds for record in records)
+    if fallbacks > MOST_FALLBACKS * rounds:
+        reasons = sorted({reason for record in records for reason in record.answer.fallback_reasons})
+        failures.append(
+            f"{fallbacks} of {rounds} rounds had no draft ({', '.join(reasons)}): neither ids nor speed tell much of it"
+        )
     if numerics.dtype == "float32":
         failures += [
             f"{d.id} turn {d.turn}: token {d.position} is {d.token} in transformers' generate,"

@@ -178,8 +178,8 @@ def test_transformers_answers_every_turn_too_when_asked(prompts: Path, tmp_path:
 def test_a_lost_draft_is_said_aloud(prompts: Path, tmp_path: Path) -> None:
     orchestrator = ScriptedOrchestrator(fallback_reason="unavailable")
     result = bench(orchestrator, prompts, tmp_path / "out", "--max-tokens", "4")
-    assert result.exit_code == 0
-    assert "3 rounds had no draft: unavailable" in result.output
+    assert result.exit_code == 1  # what it compared is teacher-only with itself, in part
+    assert "rounds had no draft: unavailable" in result.output
 
 
 def test_a_refused_turn_ends_the_run_with_its_status_and_keeps_the_turns_before(tmp_path: Path) -> None:

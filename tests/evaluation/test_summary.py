@@ -183,6 +183,14 @@ def test_a_prompt_that_transformers_reads_otherwise_fails_the_run() -> None:
     assert "prompt of 3 tokens" in summary.failures[0]
 
 
+@pytest.mark.parametrize(("fallbacks", "fails"), [(2, False), (3, True)])
+def test_a_run_mostly_without_its_draft_proves_nothing(fallbacks: int, fails: bool) -> None:
+    lost = answer(1, rounds=20, fallback_rounds=fallbacks, fallback_reasons=("deadline",))
+    failures = summarise([turn(answer(1), lost)], FLOAT32).failures
+    expected = f"{fallbacks} of 20 rounds had no draft (deadline): neither ids nor speed tell much of it"
+    assert failures == ((expected,) if fails else ())
+
+
 def test_fallbacks_of_all_turns_are_counted_and_named_once() -> None:
     lost = answer(1, fallback_rounds=2, fallback_reasons=("unavailable", "deadline"))
     again = answer(1, fallback_rounds=1, fallback_reasons=("deadline",))
