@@ -67,7 +67,7 @@ class Generation:
         self._trace = RequestTrace(services.trace, request)
         rules = StopRules(
             Detokenizer(services.model.tokenizer),
-            end_token_ids=request.end_token_ids,
+            end_token_ids=request.sampling.end_token_ids,
             max_tokens=request.max_tokens,
             stop=request.stop,
             include_stop=request.include_stop,

@@ -16,8 +16,8 @@ class Request:
 
     request_id: 1 .. 128 printable characters. prompt_token_ids: >= 1 ids of the teacher's vocabulary.
     max_tokens: most answer tokens, cut to the context limit already; >= 1. stop: strings that end the answer.
-    include_stop: leave that string in the text. end_token_ids: ids that end it. sampling: how tokens are decided, its
-    seed drawn if none was given. logprobs: how many of the best tokens to give log-probabilities of, beside those
+    include_stop: leave that string in the text. sampling: how tokens are decided, and the ids that end the answer; its
+    seed is drawn if none was given. logprobs: how many of the best tokens to give log-probabilities of, beside those
     decided; None: of none at all. drafter: by name; "none": teacher-only; "": the draft service's default. rows, depth:
     budget of every tree. return_margins: top-2 logit margins wanted. traceparent: W3C trace context that the request
     came with; empty: none.
@@ -28,7 +28,6 @@ class Request:
     max_tokens: int
     stop: tuple[str, ...] = ()
     include_stop: bool = False
-    end_token_ids: tuple[int, ...] = ()
     sampling: SamplingParameters = field(default_factory=SamplingParameters)
     logprobs: int | None = None
     drafter: str = TEACHER_ONLY

@@ -121,7 +121,7 @@ class RequestTrace:
             budget={"rows": request.rows, "depth": request.depth},
             prompt_tokens=len(request.prompt_token_ids),
             max_tokens=request.max_tokens,
-            end_token_ids=list(request.end_token_ids),
+            end_token_ids=list(request.sampling.end_token_ids),
             sampling=asdict(request.sampling),
             first_token_id=first_token_id,
             prefill_us=prefill_us,

@@ -13,16 +13,16 @@ from dataclasses import dataclass
 from google.protobuf.message import Message as ProtoMessage
 from google.protobuf.unknown_fields import UnknownFieldSet
 
-from eagle_pangu.speculation.parameters import SamplingParameters
+from eagle_pangu.speculation.parameters import MOST_LOGPROBS, SamplingParameters
 from orchestrator.requests import TEACHER_ONLY, Request
 from orchestrator.tokenizer import ChatTemplateError, Message, Tokenizer
+from protos.codec import decode_sampling
 from protos.errors import InvalidFieldError, InvalidRequestError
 from protos.v1 import generation_pb2
 
 REQUEST_ID_CHARACTERS = 128
 MOST_STOPS = 16
 STOP_CHARACTERS = 256
-MOST_LOGPROBS = 20
 MOST_IDS = {"logit_bias": 1024, "stop_token_ids": 64, "bad_words": 256, "allowed_token_ids": 4096}
 MOST_WORD_IDS = 64
 MOST_VIOLATIONS = 20
@@ -83,7 +83,8 @@ def read_request(
         traceparent: handed on.
 
     Raises:
-        InvalidRequestError: holds every violation, up to MOST_VIOLATIONS of them.
+        InvalidRequestError: holds every violation, up to MOST_VIOLATIONS of them; of the rules that are
+            `SamplingParameters`' own, the first one broken.
     """
     options = message.options
     reading = _Reading(options, limits, tokenizer)
@@ -104,7 +105,6 @@ def read_request(
         max_tokens=min(asked, limits.context_limit - len(prompt)),
         stop=tuple(options.stop),
         include_stop=options.include_stop,
-        end_token_ids=sampling.end_token_ids,
         sampling=sampling,
         logprobs=options.logprobs if options.HasField("logprobs") else None,
         drafter=options.drafter or limits.default_drafter,
@@ -165,19 +165,10 @@ class _Reading:
         """How tokens are decided, with a seed of its own where none is given."""
         options = self._options
         parameters = SamplingParameters(
-            temperature=options.temperature,
-            top_k=options.top_k,
-            top_p=options.top_p if options.HasField("top_p") else 1.0,
-            min_p=options.min_p,
+            **decode_sampling(options),
             seed=options.seed if options.HasField("seed") else secrets.randbits(64),
-            repetition_penalty=options.repetition_penalty if options.HasField("repetition_penalty") else 1.0,
-            frequency_penalty=options.frequency_penalty,
-            presence_penalty=options.presence_penalty,
             logit_bias=tuple(sorted(options.logit_bias.items())),
-            min_tokens=options.min_tokens,
             end_token_ids=self.end_token_ids(),
-            bad_words=tuple(tuple(word.token_ids) for word in options.bad_words),
-            allowed_token_ids=tuple(options.allowed_token_ids),
         )
         try:
             parameters.validate(self._limits.vocab_size, field="options")

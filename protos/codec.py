@@ -4,13 +4,13 @@ It checks what the encoding itself can get wrong (lengths, byte counts); the rul
 (`eagle_pangu.speculation.tree`). No torch: features stay bytes, bfloat16 as the wire has it.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from protos.errors import InvalidFieldError
-from protos.v1 import model_pb2, tree_pb2
+from protos.v1 import generation_pb2, model_pb2, sampling_pb2, tree_pb2
 
 BFLOAT16_BYTES = 2
 
@@ -62,6 +62,21 @@ def decode_features(message: tree_pb2.Features, feature_width: int) -> NDArray[n
             f"expected {message.count} x {feature_width} bfloat16 = {expected} bytes, got {len(message.data)}",
         )
     return np.frombuffer(message.data, dtype="<u2").reshape(message.count, feature_width)
+
+
+def decode_sampling(message: sampling_pb2.Sampling | generation_pb2.GenerationOptions) -> dict[str, Any]:
+    """How tokens are decided, as far as both messages say it under the same names: field to value, unchecked.
+
+    `top_p` and `repetition_penalty` are 1 where absent. seed, logit_bias and the ids that end an answer are apart.
+    """
+    plain = ("temperature", "top_k", "min_p", "frequency_penalty", "presence_penalty", "min_tokens")
+    return {
+        **{name: getattr(message, name) for name in plain},
+        "top_p": message.top_p if message.HasField("top_p") else 1.0,
+        "repetition_penalty": message.repetition_penalty if message.HasField("repetition_penalty") else 1.0,
+        "bad_words": tuple(tuple(word.token_ids) for word in message.bad_words),
+        "allowed_token_ids": tuple(message.allowed_token_ids),
+    }
 
 
 def fingerprint_differences(ours: model_pb2.ModelFingerprint, theirs: model_pb2.ModelFingerprint) -> list[str]:

@@ -16,7 +16,7 @@ from eagle_pangu.speculation.checkpoints import Checkpoint
 from eagle_pangu.speculation.parameters import SamplingParameters
 from eagle_pangu.speculation.sampling import LogProbabilities
 from eagle_pangu.speculation.tree import TokenTree
-from protos.codec import BFLOAT16_BYTES, decode_tree, encode_features, fingerprint_differences
+from protos.codec import BFLOAT16_BYTES, decode_sampling, decode_tree, encode_features, fingerprint_differences
 from protos.errors import InvalidFieldError, StaleMessageError
 from protos.v1 import model_pb2, sampling_pb2, teacher_pb2, tree_pb2
 from teacher_service.opening import Opening
@@ -76,19 +76,10 @@ def read_opening(epoch: int, message: teacher_pb2.OpenTeacherSession) -> Opening
 def _read_sampling(message: sampling_pb2.Sampling) -> SamplingParameters:
     """As it came, unchecked; an absent message holds the defaults."""
     return SamplingParameters(
-        temperature=message.temperature,
-        top_k=message.top_k,
-        top_p=message.top_p if message.HasField("top_p") else 1.0,
-        min_p=message.min_p,
+        **decode_sampling(message),
         seed=message.seed,
-        repetition_penalty=message.repetition_penalty if message.HasField("repetition_penalty") else 1.0,
-        frequency_penalty=message.frequency_penalty,
-        presence_penalty=message.presence_penalty,
         logit_bias=tuple((entry.token_id, entry.bias) for entry in message.logit_bias),
-        min_tokens=message.min_tokens,
         end_token_ids=tuple(message.end_token_ids),
-        bad_words=tuple(tuple(word.token_ids) for word in message.bad_words),
-        allowed_token_ids=tuple(message.allowed_token_ids),
     )
 
 

@@ -10,10 +10,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from eagle_pangu.speculation.parameters import SamplingParameters
+from eagle_pangu.speculation.parameters import MOST_LOGPROBS, SamplingParameters
 from protos.errors import InvalidFieldError
 
-MOST_LOGPROBS = 20
 REQUEST_ID_CHARACTERS = 128
 
 

@@ -80,8 +80,8 @@ def initial_head(checkpoint: Checkpoint, output: TeacherHead, feature_norm: Feat
     """A head in float32 with frozen embeddings.
 
     `fc` passes the highest features on. Embedding, output layer and its norm, that one scaled down, are the teacher's.
-    The layer is random: a copy of the teacher's last one learned several times slower, since all it knows is to say the
-    token that is decided already.
+    The layer is random: a copy of the teacher's last one stays on a plateau for longer, since all it knows is to say
+    the token that is decided already.
 
     Args:
         checkpoint: the teacher, its weights its own.

@@ -11,6 +11,9 @@ from functools import cached_property
 
 from protos.errors import InvalidFieldError
 
+MOST_LOGPROBS = 20
+"""Of the best tokens at one place."""
+
 # Field -> what it may be, in code (false for NaN) and in words. The bounds keep every score finite in float32.
 _RULES: dict[str, tuple[Callable[[float], bool], str]] = {
     "temperature": (lambda value: value == 0 or 1e-6 <= value <= 100, "0 (greedy) or a number in [1e-06, 100]"),
