@@ -9,10 +9,10 @@ import grpc
 
 from draft_service.drafters.base import Budget, Drafter, ModelIdentity
 from draft_service.opening import Opening
-from draft_service.session import Question
+from draft_service.session import FeatureRows, Question
 from eagle_pangu.serving.errors import FailedPreconditionError
 from eagle_pangu.speculation.tree import TokenTree
-from protos.codec import encode_tree, fingerprint_differences
+from protos.codec import decode_features, encode_tree, fingerprint_differences
 from protos.errors import InvalidFieldError, StaleMessageError
 from protos.v1 import draft_pb2, model_pb2, teacher_pb2, tree_pb2
 
@@ -48,6 +48,15 @@ def read_question(message: draft_pb2.ProposeTree) -> Question:
     return Question(
         message.round, message.committed_length, list(message.appended_token_ids), _read_budget(message.budget)
     )
+
+
+def read_features(message: tree_pb2.Features, feature_width: int) -> FeatureRows:
+    """Features of consecutive tokens.
+
+    Raises:
+        InvalidFieldError: another width, or bytes that are not so many rows.
+    """
+    return FeatureRows(message.start, decode_features(message, feature_width))
 
 
 def require_same_ids(identity: ModelIdentity, teacher: model_pb2.ModelFingerprint) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any, NamedTuple, TypeAlias
@@ -20,15 +20,14 @@ from draft_service import messages
 from draft_service.drafters.base import Budget, Drafter
 from draft_service.executor import Worker
 from draft_service.opening import Opening
-from draft_service.session import Question, Session
+from draft_service.session import FeatureRows, Question, Session
 from draft_service.slots import Slots
 from eagle_pangu.serving.errors import FailedPreconditionError, NotFoundError
 from eagle_pangu.serving.logs import get_logger
 from eagle_pangu.serving.streams import next_message, require_open
 from eagle_pangu.speculation.tree import TokenTree
-from protos.codec import decode_features
 from protos.errors import InvalidFieldError, StaleMessageError
-from protos.v1 import draft_pb2, draft_pb2_grpc, tree_pb2
+from protos.v1 import draft_pb2, draft_pb2_grpc
 
 log = get_logger(__name__)
 
@@ -140,10 +139,13 @@ async def _answer(
         session.check_epoch(request.epoch)
         if kind == "propose":
             question = messages.read_question(request.propose)
-            tree, draft_us = await desk.worker.run(partial(_draft, session, question))
+            features = [messages.read_features(each, opening.feature_width) for each in request.propose.features]
+            tree, draft_us = await desk.worker.run(partial(_draft, session, question, features))
             return messages.proposal(epoch, question.round, tree, draft_us, _microseconds_since(received))
         if kind == "features":
-            await _read_features(request.features, opening, session, desk)
+            rows = messages.read_features(request.features, opening.feature_width)
+            await desk.worker.run(partial(session.read_features, rows))
+            await desk.advance(session)
             return None
         raise InvalidFieldError("message", "expected `propose` or `features`, got nothing")
     except (InvalidFieldError, StaleMessageError) as error:
@@ -151,16 +153,10 @@ async def _answer(
         return messages.rejection(epoch, request.propose.round, error)
 
 
-async def _read_features(message: tree_pb2.Features, opening: Opening, session: Session, desk: Desk) -> None:
-    features = decode_features(message, opening.feature_width)
-    await desk.worker.run(partial(session.read_features, message.start, features))
-    await desk.advance(session)
-
-
-def _draft(session: Session, question: Question) -> _Drafted:
+def _draft(session: Session, question: Question, features: Sequence[FeatureRows]) -> _Drafted:
     """One work item: a proposal, timed."""
     started = time.monotonic()
-    tree = session.propose(question)
+    tree = session.propose(question, features)
     return _Drafted(tree, _microseconds_since(started))
 
 

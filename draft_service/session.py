@@ -6,7 +6,7 @@ the drafter's thread. It knows neither messages nor gRPC nor clocks, and nothing
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -25,6 +25,13 @@ class Question(NamedTuple):
     committed_length: int
     appended: Sequence[int]
     budget: Budget
+
+
+class FeatureRows(NamedTuple):
+    """Features of consecutive tokens: position of the first, and [count, feature_width] bits of bfloat16."""
+
+    start: int
+    bits: NDArray[np.uint16]
 
 
 class Session:
@@ -59,35 +66,27 @@ class Session:
         if epoch != self._opening.epoch:
             raise StaleMessageError("epoch", f"expected {self._opening.epoch}, got {epoch}")
 
-    def read_features(self, start: int, features: NDArray[np.uint16]) -> None:
-        """Pass on features of consecutive tokens; those that came before are skipped.
-
-        Args:
-            start: position of the first token described.
-            features: [tokens, feature_width] bits of bfloat16 values.
+    def read_features(self, features: FeatureRows) -> None:
+        """Pass on those that did not come before.
 
         Raises:
-            InvalidFieldError: a gap before `start`, or an end past the teacher's context limit.
+            InvalidFieldError: a gap before the first one, or an end past the teacher's context limit.
         """
-        if start > self._features_end:
-            raise InvalidFieldError("features.start", f"expected at most {self._features_end}, got {start}")
-        end = start + len(features)
-        if end > self._opening.context_limit:
-            raise InvalidFieldError(
-                "features.count", f"expected an end within {self._opening.context_limit}, got {end}"
-            )
-        if self._reads_features and end > self._features_end:
-            self._draft.read_features(self._features_end, features[self._features_end - start :])
-        self._features_end = max(self._features_end, end)
+        self._check_features([features])
+        self._pass_on(features)
 
     def advance(self) -> bool:
         """One piece of pending work; True while more is left."""
         return self._draft.advance()
 
-    def propose(self, question: Question) -> TokenTree:
+    def propose(self, question: Question, features: Sequence[FeatureRows] = ()) -> TokenTree:
         """The tree of a round; a repeat of the last round gets the same tree again.
 
         Rounds only have to ascend: one that the teacher ran without a draft is never heard of here.
+
+        Args:
+            question: of the round.
+            features: that came with it; read first.
 
         Raises:
             StaleMessageError: the round is over, or the committed length is not the session's own.
@@ -96,11 +95,33 @@ class Session:
         if self._last is not None and question.round == self._last[0].round:
             return self._repeat(question, *self._last)
         self._check(question)
+        self._check_features(features)
+        for rows in features:
+            self._pass_on(rows)
         self._draft.extend(question.appended)
         self._length += len(question.appended)
         tree = self._draft.propose(question.budget)
         self._last = (question, tree)
         return tree
+
+    def _check_features(self, features: Iterable[FeatureRows]) -> None:
+        known = self._features_end
+        for start, bits in features:
+            if start > known:
+                raise InvalidFieldError("features.start", f"expected at most {known}, got {start}")
+            end = start + len(bits)
+            if end > self._opening.context_limit:
+                limit = self._opening.context_limit
+                raise InvalidFieldError("features.count", f"expected an end within {limit}, got {end}")
+            known = max(known, end)
+
+    def _pass_on(self, features: FeatureRows) -> None:
+        end = features.start + len(features.bits)
+        if end <= self._features_end:
+            return
+        if self._reads_features:
+            self._draft.read_features(self._features_end, features.bits[self._features_end - features.start :])
+        self._features_end = end
 
     def _repeat(self, question: Question, last: Question, tree: TokenTree) -> TokenTree:
         if question.committed_length != last.committed_length:

@@ -74,7 +74,7 @@ class Question(NamedTuple):
     """What a proposal is asked for.
 
     round: ascending. committed_length: tokens before the root. appended: tokens not told yet, the root last.
-    rows, depth: budget of the tree; at most the session's.
+    rows, depth: budget of the tree; at most the session's. features: to be read first.
     """
 
     round: int
@@ -82,6 +82,7 @@ class Question(NamedTuple):
     appended: Sequence[int]
     rows: int
     depth: int
+    features: Sequence[tree_pb2.Features] = ()
 
 
 class Proposal(NamedTuple):
@@ -145,7 +146,7 @@ class DraftSession:
         """Ask for the tree of a round; not while `answering`.
 
         Args:
-            question: told to the draft in any case, so its tokens must not be appended again.
+            question: told to the draft in any case, so its tokens and features must not be told again.
             seconds: longest wait.
 
         Raises:
@@ -158,6 +159,7 @@ class DraftSession:
             committed_length=question.committed_length,
             appended_token_ids=question.appended,
             budget=tree_pb2.TreeBudget(rows=question.rows, depth=question.depth),
+            features=question.features,
         )
         self._asked_round = question.round
         self._answer = None

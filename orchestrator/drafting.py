@@ -89,6 +89,7 @@ class Drafting:
         self._session: DraftSession | None = None
         self._told = 0  # answer tokens that the session knows
         self._sends_features = False
+        self._features: list[tree_pb2.Features] = []  # of answer tokens, to be told with the next question
         self._features_end = 0
         self._resting_until = -float("inf")
         self._reason = Fallback.UNAVAILABLE  # of the last failure
@@ -134,8 +135,10 @@ class Drafting:
         started = time.perf_counter()
         session = self._session or self._open(service, answer[:-1])
         length = len(self._request.prompt_token_ids) + len(answer)
-        question = Question(number, length - 1, answer[self._told :], self._request.rows, depth)
-        self._told = len(answer)
+        question = Question(
+            number, length - 1, answer[self._told :], self._request.rows, depth, features=self._features
+        )
+        self._told, self._features = len(answer), []
         try:
             proposal = await session.propose(question, service.deadline_seconds)
         except DraftError as error:
@@ -148,11 +151,19 @@ class Drafting:
         return Drafted(proposal.tree, None, proposal.times)
 
     def send_features(self, features: tree_pb2.Features) -> None:
-        """Pass features on; those that the draft has already (a reopened teacher sends them again) are dropped."""
+        """Pass features on; those that the draft has already (a reopened teacher sends them again) are dropped.
+
+        Those of the prompt go at once, so that the draft reads them while the teacher does; those of a verdict, a
+        moment before the next question, go with it: a message less in every round.
+        """
         end = features.start + features.count
-        if self._session is not None and self._sends_features and end > self._features_end:
+        if self._session is None or not self._sends_features or end <= self._features_end:
+            return
+        self._features_end = end
+        if features.start < len(self._request.prompt_token_ids):
             self._session.send_features(features)
-            self._features_end = end
+        else:
+            self._features.append(features)
 
     def close(self, *, graceful: bool) -> None:
         """End the current session. graceful: the request is done; otherwise cancel."""

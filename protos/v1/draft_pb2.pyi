@@ -146,6 +146,7 @@ class ProposeTree(_message.Message):
     COMMITTED_LENGTH_FIELD_NUMBER: _builtins.int
     APPENDED_TOKEN_IDS_FIELD_NUMBER: _builtins.int
     BUDGET_FIELD_NUMBER: _builtins.int
+    FEATURES_FIELD_NUMBER: _builtins.int
     round: _builtins.int
     """1, 2, ...; a repeat of the last round is answered again; an older one is refused as stale."""
     committed_length: _builtins.int
@@ -158,6 +159,10 @@ class ProposeTree(_message.Message):
     def budget(self) -> _tree_pb2.TreeBudget:
         """At most open.max_budget."""
 
+    @_builtins.property
+    def features(self) -> _containers.RepeatedCompositeFieldContainer[_tree_pb2.Features]:
+        """Read before the tree is grown, each as a `features` message of its own would be: those of the last verdict."""
+
     def __init__(
         self,
         *,
@@ -165,10 +170,11 @@ class ProposeTree(_message.Message):
         committed_length: _builtins.int = ...,
         appended_token_ids: _abc.Iterable[_builtins.int] | None = ...,
         budget: _tree_pb2.TreeBudget | None = ...,
+        features: _abc.Iterable[_tree_pb2.Features] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["budget", b"budget"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["appended_token_ids", b"appended_token_ids", "budget", b"budget", "committed_length", b"committed_length", "round", b"round"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["appended_token_ids", b"appended_token_ids", "budget", b"budget", "committed_length", b"committed_length", "features", b"features", "round", b"round"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

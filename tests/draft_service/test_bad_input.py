@@ -105,6 +105,21 @@ REJECTED: dict[str, tuple[draft_pb2.ProposeRequest, int, str, int | None]] = {
         "features.data",
         None,
     ),
+    "a round with features cut short": (
+        draft_pb2.ProposeRequest(
+            epoch=EPOCH,
+            propose=draft_pb2.ProposeTree(
+                round=6,
+                committed_length=9,
+                appended_token_ids=[2],
+                budget=tree_pb2.TreeBudget(rows=8, depth=2),
+                features=[tree_pb2.Features(start=0, count=1, data=b"1234567")],
+            ),
+        ),
+        3,
+        "features.data",
+        None,
+    ),
     "features with a gap": (
         draft_pb2.ProposeRequest(epoch=EPOCH, features=tree_pb2.Features(start=1, count=1, data=b"12345678")),
         3,

@@ -70,6 +70,17 @@ async def test_features_reach_the_drafter_before_the_round_they_precede(scripted
         assert scripted.features == [(0, (5, 4)), (5, (3, 4))]
 
 
+async def test_features_may_come_with_the_round_they_precede(scripted: ScriptedDrafter) -> None:
+    async with serving() as stub:
+        stream = stub.Propose()
+        await ask(stream, open_request(drafter="scripted"))
+        request = propose_request()
+        for start, count in ((0, 5), (5, 3)):
+            request.propose.features.append(encode_features(start, np.zeros((count, 4), dtype=np.uint16)))
+        assert (await ask(stream, request)).HasField("proposal")
+        assert scripted.features == [(0, (5, 4)), (5, (3, 4))]
+
+
 async def test_the_prompt_is_worked_off_without_waiting_for_a_round(scripted: ScriptedDrafter) -> None:
     async with serving() as stub:
         stream = stub.Propose()

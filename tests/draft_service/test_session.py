@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from draft_service.drafters.base import Budget
 from draft_service.opening import Opening
-from draft_service.session import Question, Session
+from draft_service.session import FeatureRows, Question, Session
 from eagle_pangu.speculation.tree import TokenTree
 from protos.errors import InvalidFieldError, StaleMessageError
 
@@ -137,15 +137,15 @@ def test_a_message_of_another_epoch_is_stale(session: Session) -> None:
         session.check_epoch(6)
 
 
-def rows(*values: int) -> NDArray[np.uint16]:
-    return np.array([[value, value] for value in values], dtype=np.uint16)
+def rows(start: int, *values: int) -> FeatureRows:
+    return FeatureRows(start, np.array([[value, value] for value in values], dtype=np.uint16))
 
 
 def test_features_arrive_in_order_and_what_came_before_is_skipped(session: Session, draft: ScriptedDraft) -> None:
-    session.read_features(0, rows(10, 11))
-    session.read_features(2, rows(12))
-    session.read_features(1, rows(11, 12))
-    session.read_features(1, rows(11, 12, 13))
+    session.read_features(rows(0, 10, 11))
+    session.read_features(rows(2, 12))
+    session.read_features(rows(1, 11, 12))
+    session.read_features(rows(1, 11, 12, 13))
     assert draft.features == [(0, [10, 11]), (2, [12]), (3, [13])]
 
 
@@ -154,14 +154,30 @@ def test_features_with_a_gap_or_past_the_context_are_refused(
     session: Session, draft: ScriptedDraft, start: int, count: int, field: str
 ) -> None:
     with pytest.raises(InvalidFieldError) as invalid:
-        session.read_features(start, rows(*range(count)))
+        session.read_features(rows(start, *range(count)))
     assert invalid.value.field == field
-    session.read_features(0, rows(10))
+    session.read_features(rows(0, 10))
     assert draft.features == [(0, [10])]
 
 
 def test_a_drafter_that_reads_no_features_is_given_none(draft: ScriptedDraft) -> None:
-    Session(opening(), draft, reads_features=False).read_features(0, rows(10))
+    Session(opening(), draft, reads_features=False).read_features(rows(0, 10))
+    assert draft.features == []
+
+
+def test_features_that_come_with_a_question_are_read_before_the_tree(session: Session, draft: ScriptedDraft) -> None:
+    session.read_features(rows(0, 10, 11))
+    session.propose(question(), [rows(1, 11, 12), rows(3, 13)])
+    session.propose(question(), [rows(1, 11, 12), rows(3, 13)])  # a repeat
+    assert draft.features == [(0, [10, 11]), (2, [12]), (3, [13])]
+
+
+def test_a_question_with_bad_features_changes_nothing(session: Session, draft: ScriptedDraft) -> None:
+    with pytest.raises(InvalidFieldError, match=r"features\.start: expected at most 2, got 3"):
+        session.propose(question(), [rows(0, 10, 11), rows(3, 13)])
+    assert (draft.features, draft.tokens, draft.proposals) == ([], PROMPT, 0)
+    with pytest.raises(InvalidFieldError, match="budget"):
+        session.propose(question(budget=Budget(5, 1)), [rows(0, 10, 11)])
     assert draft.features == []
 
 

@@ -97,11 +97,11 @@ class ScriptedDraft(draft_pb2_grpc.DraftServiceServicer):
             await self.awake.wait()
             self._check(request.epoch == epoch, "stale epoch")
             if request.HasField("features"):
-                self._check(request.features.start == len(features), "features do not follow")
-                features += [request.features.data[at] for at in range(0, len(request.features.data), 8)]
-                self.features = features
+                self._read_features(request.features, features)
                 continue
             propose = request.propose
+            for each in propose.features:
+                self._read_features(each, features)
             sequence += propose.appended_token_ids
             self._check(len(propose.appended_token_ids) >= 1, "nothing appended")
             self._check(propose.committed_length == len(sequence) - 1, "wrong committed length")
@@ -129,6 +129,11 @@ class ScriptedDraft(draft_pb2_grpc.DraftServiceServicer):
         if isinstance(planned, teacher_pb2.Rejection):
             return [draft_pb2.ProposeResponse(epoch=asked.epoch, rejection=planned)]
         return [proposal(asked, planned)]
+
+    def _read_features(self, message: tree_pb2.Features, features: list[int]) -> None:
+        self._check(message.start == len(features), "features do not follow")
+        features += [message.data[at] for at in range(0, len(message.data), 8)]
+        self.features = features
 
     def _check(self, right: bool, fault: str) -> None:
         if not right:
