@@ -5,9 +5,10 @@ No torch: the orchestrator reads it. What the parameters do is written where it 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import islice
 
 from protos.errors import InvalidFieldError
 
@@ -93,53 +94,69 @@ class SamplingParameters:
         return ends
 
     def validate(self, vocab_size: int, *, field: str = "sampling") -> None:
-        """Check every rule; what passes leaves at least one token to each row, whatever its history.
-
-        Args:
-            vocab_size: every id must be smaller.
-            field: path under which errors name these parameters.
+        """Raise the first of `violations`.
 
         Raises:
             InvalidFieldError: names the field, and for a repeated field the first entry at fault.
         """
+        for violation in self.violations(vocab_size, field=field):
+            raise violation
+
+    def violations(self, vocab_size: int, *, field: str = "sampling") -> Iterator[InvalidFieldError]:
+        """Every rule that is broken, one violation a field; what breaks none leaves each row a token at least.
+
+        Args:
+            vocab_size: every id must be smaller.
+            field: path under which errors name these parameters.
+        """
+        wrong_before = False
+        for violation in self._wrong_values(vocab_size, field):
+            wrong_before = True
+            yield violation
+        if not wrong_before:  # else what is left to choose from cannot be told
+            yield from self._wrong_choice(vocab_size, field)
+
+    def _wrong_values(self, vocab_size: int, field: str) -> Iterator[InvalidFieldError]:
         for name, (is_legal, expected) in _RULES.items():
             value = getattr(self, name)
             if not is_legal(value):
-                raise InvalidFieldError(f"{field}.{name}", f"expected {expected}, got {value}")
-        self._validate_bias(vocab_size, f"{field}.logit_bias")
-        for entry, word in enumerate(self.bad_words):
-            if not word:
-                raise InvalidFieldError(f"{field}.bad_words", "expected at least one token, got none", entry)
-            _refuse_id(word, vocab_size, f"{field}.bad_words", entry)
+                yield InvalidFieldError(f"{field}.{name}", f"expected {expected}, got {value}")
+        yield from islice(self._wrong_biases(vocab_size, f"{field}.logit_bias"), 1)
+        yield from islice(self._wrong_bad_words(vocab_size, f"{field}.bad_words"), 1)
         for name in ("end_token_ids", "allowed_token_ids"):
-            for entry, token_id in enumerate(getattr(self, name)):
-                _refuse_id([token_id], vocab_size, f"{field}.{name}", entry)
-        self._validate_choice(vocab_size, field)
+            yield from islice(_wrong_ids(enumerate(getattr(self, name)), vocab_size, f"{field}.{name}"), 1)
 
-    def _validate_bias(self, vocab_size: int, field: str) -> None:
+    def _wrong_biases(self, vocab_size: int, field: str) -> Iterator[InvalidFieldError]:
         seen: set[int] = set()
         for entry, (token_id, bias) in enumerate(self.logit_bias):
-            _refuse_id([token_id], vocab_size, field, entry)
+            yield from _wrong_ids([(entry, token_id)], vocab_size, field)
             if not abs(bias) <= 100:
-                raise InvalidFieldError(field, f"expected a bias in [-100, 100], got {bias}", entry)
+                yield InvalidFieldError(field, f"expected a bias in [-100, 100], got {bias}", entry)
             if token_id in seen:
-                raise InvalidFieldError(field, f"expected distinct ids, got {token_id} twice", entry)
+                yield InvalidFieldError(field, f"expected distinct ids, got {token_id} twice", entry)
             seen.add(token_id)
 
-    def _validate_choice(self, vocab_size: int, field: str) -> None:
+    def _wrong_bad_words(self, vocab_size: int, field: str) -> Iterator[InvalidFieldError]:
+        for entry, word in enumerate(self.bad_words):
+            if not word:
+                yield InvalidFieldError(field, "expected at least one token, got none", entry)
+            yield from _wrong_ids(((entry, token_id) for token_id in word), vocab_size, field)
+
+    def _wrong_choice(self, vocab_size: int, field: str) -> Iterator[InvalidFieldError]:
         # Stricter than need be: a long bad word bans its end after some histories only. In return no row can ever run
         # out of tokens, and none needs a rule for which ban to break.
         bannable = {word[-1] for word in self.bad_words}
         if self.holds_back_end:
             bannable.update(self.end_token_ids)
         if bannable.issuperset(self.allowed_token_ids or range(vocab_size)):
-            raise InvalidFieldError(
+            yield InvalidFieldError(
                 f"{field}.{'allowed_token_ids' if self.allowed_token_ids else 'bad_words'}",
                 "expected a token to be left that neither ends a bad word nor is held back by min_tokens, got none",
             )
 
 
-def _refuse_id(token_ids: Sequence[int], vocab_size: int, field: str, entry: int) -> None:
-    for token_id in token_ids:
+def _wrong_ids(entries: Iterable[tuple[int, int]], vocab_size: int, field: str) -> Iterator[InvalidFieldError]:
+    """Of pairs of an entry and an id in it."""
+    for entry, token_id in entries:
         if not 0 <= token_id < vocab_size:
-            raise InvalidFieldError(field, f"expected an id in [0, {vocab_size}), got {token_id}", entry)
+            yield InvalidFieldError(field, f"expected an id in [0, {vocab_size}), got {token_id}", entry)

@@ -67,6 +67,20 @@ def test_a_broken_rule_is_refused_with_its_field(
     assert (caught.value.field, caught.value.row) == (f"open.sampling.{field}", row)
 
 
+def test_every_broken_rule_is_told_once_a_field() -> None:
+    parameters = SamplingParameters(
+        temperature=-1.0, top_p=0.0, logit_bias=((1, 200.0), (VOCAB, 0.0)), bad_words=((), (VOCAB,)), min_tokens=-1
+    )
+    told = [(each.field, each.row) for each in parameters.violations(VOCAB, field="options")]
+    assert told == [
+        ("options.temperature", None),
+        ("options.top_p", None),
+        ("options.min_tokens", None),
+        ("options.logit_bias", 0),
+        ("options.bad_words", 0),
+    ]
+
+
 @pytest.mark.parametrize(
     "parameters",
     [
