@@ -10,7 +10,7 @@ from draft_service.drafters.base import Budget
 from draft_service.drafters.eagle3 import CATCH_UP_ROWS
 from draft_service.messages import require_same_ids
 from draft_service.opening import Opening
-from draft_service.session import Question, Session
+from draft_service.session import FeatureRows, Question, Session
 from eagle_pangu.serving.errors import FailedPreconditionError
 from eagle_pangu.speculation.eagle3.head import Eagle3Head
 from eagle_pangu.speculation.tree import TokenTree
@@ -207,8 +207,8 @@ def test_a_session_of_the_service_drafts_through_rounds_late_and_repeated_featur
 ) -> None:
     opening = Opening(1, "request", "eagle3", PROMPT, BUDGET, VOCAB_SIZE, CONTEXT, engine.feature_width)
     session = Session(opening, drafter_of(engine).open(PROMPT, BUDGET), reads_features=True)
-    session.read_features(0, FEATURES[:25])
-    session.read_features(20, FEATURES[20 : len(PROMPT)])
+    session.read_features(FeatureRows(0, FEATURES[:25]))
+    session.read_features(FeatureRows(20, FEATURES[20 : len(PROMPT)]))
     while session.advance():
         pass
     tokens = [*PROMPT, 4]
@@ -216,12 +216,12 @@ def test_a_session_of_the_service_drafts_through_rounds_late_and_repeated_featur
     assert_scores(head, tree, tokens)
     assert session.propose(Question(1, len(PROMPT), [4], BUDGET)) is tree
     with pytest.raises(InvalidFieldError, match=r"features\.start"):
-        session.read_features(len(PROMPT) + 1, FEATURES[:1])
+        session.read_features(FeatureRows(len(PROMPT) + 1, FEATURES[:1]))
     appended = [*deepest_path(tree)[:2], 5]
     late = session.propose(Question(2, len(tokens) + 2, appended, BUDGET))
     assert late.token_ids.tolist() == [5]
     tokens += appended
-    session.read_features(len(PROMPT) - 3, FEATURES[len(PROMPT) - 3 : len(tokens)])
+    session.read_features(FeatureRows(len(PROMPT) - 3, FEATURES[len(PROMPT) - 3 : len(tokens)]))
     tokens.append(6)
     assert_scores(head, session.propose(Question(3, len(tokens) - 1, [6], BUDGET)), tokens)
 

@@ -16,7 +16,7 @@ from draft_service.drafters.hybrid import HEAD_TRUST, HybridDrafter, HybridSessi
 from draft_service.drafters.ngram import NgramDrafter
 from draft_service.drafters.registry import DRAFTERS
 from draft_service.opening import Opening
-from draft_service.session import Question, Session
+from draft_service.session import FeatureRows, Question, Session
 from eagle_pangu.serving.settings import DraftSettings
 from eagle_pangu.speculation.eagle3.formats import save_head
 from eagle_pangu.speculation.tree import TokenTree
@@ -130,10 +130,10 @@ def test_a_long_match_leads_and_the_head_fills_the_rest(engine: RecordingEngine)
     assert head & rows.keys() > {()}
 
 
-def test_a_match_of_one_token_stands_behind_a_sure_head_and_one_of_three_before_it(engine: RecordingEngine) -> None:
+def test_a_match_of_two_tokens_stands_behind_a_sure_head_and_one_of_four_before_it(engine: RecordingEngine) -> None:
     head = scored((1, 0, 0.9))
-    assert best_subtree(blend(head, scored((2, 0, 0.8)), 4), 1).token_ids.tolist() == [9, 1]
-    assert best_subtree(blend(head, scored((2, 0, 0.8)), 64), 1).token_ids.tolist() == [9, 2]
+    assert best_subtree(blend(head, scored((2, 0, 0.8)), 16), 1).token_ids.tolist() == [9, 1]
+    assert best_subtree(blend(head, scored((2, 0, 0.8)), 256), 1).token_ids.tolist() == [9, 2]
 
 
 def test_rows_of_the_look_up_cost_no_pass(engine: RecordingEngine) -> None:
@@ -176,7 +176,7 @@ def test_a_session_of_the_service_reads_features_and_drafts_on(engine: Recording
     drafter = HybridDrafter(drafter_of(engine), 1, 4, 8)
     opening = Opening(1, "request", "hybrid", REPEATING, BUDGET, VOCAB_SIZE, CONTEXT, engine.feature_width)
     session = Session(opening, drafter.open(REPEATING, BUDGET), reads_features=drafter.needs_features)
-    session.read_features(0, FEATURES[: len(REPEATING)])
+    session.read_features(FeatureRows(0, FEATURES[: len(REPEATING)]))
     while session.advance():
         pass
     length = len(REPEATING)
@@ -184,8 +184,8 @@ def test_a_session_of_the_service_reads_features_and_drafts_on(engine: Recording
     fresh = open_session(engine, [*REPEATING, 105]).propose(BUDGET)
     assert by_path(tree) == pytest.approx(by_path(fresh), abs=1e-5)
     appended = [*deepest_path(tree), 1]
-    session.read_features(length, FEATURES[length : length + len(appended)])
-    tree = session.propose(Question(2, length + len(appended), appended, BUDGET))
+    features = FeatureRows(length, FEATURES[length : length + len(appended)])
+    tree = session.propose(Question(2, length + len(appended), appended, BUDGET), [features])
     fresh = open_session(engine, [*REPEATING, 105, *appended]).propose(BUDGET)
     assert by_path(tree) == pytest.approx(by_path(fresh), abs=1e-5)
 
