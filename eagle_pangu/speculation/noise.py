@@ -12,7 +12,12 @@ from numpy.typing import NDArray
 
 
 def gumbel(seed: int, position: int, vocab_size: int) -> NDArray[np.float32]:
-    """Noise of one position, [vocab_size] float32; token v's does not depend on vocab_size.
+    """Noise of one position, [vocab_size] float32; arguments and errors as for `words`."""
+    return from_words(words(seed, position, vocab_size))
+
+
+def words(seed: int, position: int, vocab_size: int) -> NDArray[np.uint64]:
+    """Random words of one position, [vocab_size]; token v's does not depend on vocab_size.
 
     Args:
         seed: in [0, 2^64); the key of the generator.
@@ -26,15 +31,15 @@ def gumbel(seed: int, position: int, vocab_size: int) -> NDArray[np.float32]:
         raise ValueError(f"expected a seed in [0, 2^64), got {seed}")
     if not 0 <= position < 2**32:
         raise ValueError(f"expected a position in [0, 2^32), got {position}")
-    return from_words(np.random.Philox(key=seed, counter=position << 192).random_raw(vocab_size))
+    return np.random.Philox(key=seed, counter=position << 192).random_raw(vocab_size)
 
 
-def from_words(words: NDArray[np.uint64]) -> NDArray[np.float32]:
-    """-log(-log(u)) of random 64-bit words, u = (their top 52 bits + 1/2) / 2^52.
+def from_words(drawn: NDArray[np.uint64]) -> NDArray[np.float32]:
+    """Noise from random words: -log(-log(u)), u = (their top 52 bits + 1/2) / 2^52.
 
     Not 53 bits: the half would then be rounded away above 2^52, and u could become 1.
     """
-    uniform = (words >> np.uint64(12)).astype(np.float64)
+    uniform = (drawn >> np.uint64(12)).astype(np.float64)
     uniform += 0.5
     uniform *= 2.0**-52
     exponential = np.negative(np.log(uniform, out=uniform), out=uniform)

@@ -69,6 +69,11 @@ class SamplingParameters:
         return self.temperature == 0
 
     @property
+    def truncates(self) -> bool:
+        """Whether `warp` leaves tokens out."""
+        return self.top_k > 0 or self.top_p < 1 or self.min_p > 0
+
+    @property
     def penalises(self) -> bool:
         """Whether any penalty is on."""
         return self.repetition_penalty != 1 or self.frequency_penalty != 0 or self.presence_penalty != 0

@@ -41,9 +41,8 @@ def process(logits: torch.Tensor, histories: Histories, parameters: SamplingPara
     scores.view(-1).index_fill_(0, banned, _BANNED)
     if parameters.allowed_token_ids:
         allowed = _ids(parameters.allowed_token_ids, scores)
-        kept = scores[:, allowed]
-        scores.fill_(_BANNED)
-        scores[:, allowed] = kept
+        kept = scores.index_select(1, allowed)
+        scores.fill_(_BANNED).index_copy_(1, allowed, kept)
     return scores
 
 
@@ -62,7 +61,7 @@ def warp(scores: torch.Tensor, parameters: SamplingParameters) -> torch.Tensor:
         scores = _keep_likely(scores, parameters.top_k, parameters.top_p)
     if parameters.min_p > 0:
         least = scores.amax(dim=-1, keepdim=True) + math.log(parameters.min_p)
-        scores = torch.where(scores >= least, scores, _BANNED)
+        scores.masked_fill_(scores < least, _BANNED)
     return scores
 
 
@@ -72,6 +71,15 @@ def best_values(scores: torch.Tensor, count: int) -> torch.Tensor:
         return scores.topk(count, dim=-1).values.flip(-1)
     # On a CPU torch carries ids along when it sorts; NumPy sorts plain floats ten times as fast.
     return torch.from_numpy(np.sort(scores.numpy(), axis=-1))[:, -count:].contiguous()
+
+
+def marked(mask: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Rows and ids, [found] int64 each, where a [rows, vocab] mask is true, by row and in a row by id."""
+    if mask.device.type != "cpu":
+        rows, ids = mask.nonzero(as_tuple=True)
+        return rows, ids
+    flat = torch.from_numpy(np.flatnonzero(mask.numpy()))  # several times as fast as torch's
+    return flat // mask.shape[1], flat % mask.shape[1]
 
 
 def best_tokens(scores: torch.Tensor, best: torch.Tensor, cut: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -87,7 +95,7 @@ def best_tokens(scores: torch.Tensor, best: torch.Tensor, cut: torch.Tensor) -> 
     """
     lowest = best.gather(1, cut).clamp(min=torch.finfo(best.dtype).min)
     room = torch.searchsorted(best, lowest, right=True) - cut  # how many of the tokens at the lowest score get in
-    rows, ids = (scores >= lowest).nonzero(as_tuple=True)
+    rows, ids = marked(scores >= lowest)
     tied = scores[rows, ids] == lowest[rows, 0]
     per_row = torch.bincount(rows[tied], minlength=len(scores))
     rank = tied.cumsum(0) - (per_row.cumsum(0) - per_row)[rows]  # among the ties of its own row, from 1
