@@ -18,8 +18,12 @@ from collections.abc import Callable, Hashable
 from concurrent.futures import Future
 from typing import Any, Generic, NamedTuple, TypeVar
 
+from eagle_pangu.serving.logs import get_logger
+
 T = TypeVar("T")
 CLOSE_SECONDS = 10.0
+
+log = get_logger(__name__)
 
 
 class ExecutorClosedError(RuntimeError):
@@ -80,13 +84,24 @@ class Executor:
         with self._changed:
             if self._closed:
                 raise ExecutorClosedError("the model executor is closed")
-            self._queues.setdefault(session, deque()).append(item)
-            self._changed.notify()
+            self._hand_in(session, item)
         try:
             return await asyncio.wrap_future(future)
         except asyncio.CancelledError:
             self._discard(session, item)
             raise
+
+    def submit(self, session: Hashable, work: Callable[[], object]) -> None:
+        """Run ``work`` after what `session` has handed in before, with nobody waiting for it.
+
+        It is dropped when the executor closes first; an exception is logged.
+        """
+        future: Future[Finished[object]] = Future()
+        context = contextvars.copy_context()
+        future.add_done_callback(lambda done: context.run(_log_failure, done))
+        with self._changed:
+            if not self._closed:
+                self._hand_in(session, _Item(work, future, time.monotonic(), context))
 
     def heartbeat(self) -> Heartbeat:
         """Life signs for health checks; cheap, from any thread."""
@@ -108,6 +123,10 @@ class Executor:
             if item.future.set_running_or_notify_cancel():
                 item.future.set_exception(ExecutorClosedError("the model executor closed before this item ran"))
         await asyncio.to_thread(self._thread.join, CLOSE_SECONDS)
+
+    def _hand_in(self, session: Hashable, item: _Item) -> None:
+        self._queues.setdefault(session, deque()).append(item)
+        self._changed.notify()
 
     def _discard(self, session: Hashable, item: _Item) -> None:
         with self._changed:
@@ -154,6 +173,12 @@ class Executor:
                 self._queues[session] = items  # behind every other session that waits
             self._busy_since = time.monotonic()
             return item
+
+
+def _log_failure(future: Future[Finished[object]]) -> None:
+    error = future.exception()
+    if error is not None and not isinstance(error, ExecutorClosedError):
+        log.error("work after a session failed", exc_info=error)
 
 
 def _microseconds(seconds: float) -> int:

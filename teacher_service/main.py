@@ -17,6 +17,7 @@ from eagle_pangu.speculation.invariance import NoInvarianceError
 from eagle_pangu.speculation.models import ModelError, resolve_model
 from protos.v1 import teacher_pb2_grpc
 from teacher_service.executor import Executor
+from teacher_service.prefix_cache import PrefixCache
 from teacher_service.service import Runtime, TeacherServicer
 from teacher_service.slots import Slots
 
@@ -54,7 +55,8 @@ class TeacherService:
             built = await self.executor.run(self, lambda: self._build(self._settings))
         except (ModelError, CheckpointError, NoInvarianceError) as error:
             raise StartError(str(error)) from error
-        self._servicer.runtime = Runtime(built.value, self.executor, self.slots, self._settings)
+        prefixes = PrefixCache(self._settings.prefix_cache_tokens)
+        self._servicer.runtime = Runtime(built.value, self.executor, self.slots, prefixes, self._settings)
 
     async def drained(self) -> None:
         """Refuse sessions that wait for a slot; return once the running ones have ended."""

@@ -20,9 +20,11 @@ from protos.codec import BFLOAT16_BYTES, decode_sampling, decode_tree, encode_fe
 from protos.errors import InvalidFieldError, StaleMessageError
 from protos.v1 import model_pb2, sampling_pb2, teacher_pb2, tree_pb2
 from teacher_service.opening import Opening
-from teacher_service.session import FeatureRows, Round, Verdict
+from teacher_service.replies import FeatureRows, PromptLogprobs, Verdict
+from teacher_service.round import Round
 
-OVERHEAD_BYTES = 1024  # of a message around its features
+OVERHEAD_BYTES = 1024  # of a message around its features or log-probabilities
+TOKEN_OVERHEAD_BYTES = 4  # of one token's log-probabilities in their list
 
 
 def fingerprint_of(checkpoint: Checkpoint) -> model_pb2.ModelFingerprint:
@@ -70,6 +72,8 @@ def read_opening(epoch: int, message: teacher_pb2.OpenTeacherSession) -> Opening
         sampling=_read_sampling(message.sampling),
         answer_start=message.answer_start if message.HasField("answer_start") else len(message.prompt_token_ids),
         logprobs=message.logprobs if message.HasField("logprobs") else None,
+        prompt_logprobs=message.prompt_logprobs if message.HasField("prompt_logprobs") else None,
+        priority=message.priority,
     )
 
 
@@ -125,6 +129,15 @@ def write_features(features: FeatureRows, max_message_bytes: int) -> Iterator[tr
     step = max(1, (max_message_bytes - OVERHEAD_BYTES) // (width * BFLOAT16_BYTES))
     for start in range(0, count, step):
         yield encode_features(features.start + start, features.bits[start : start + step])
+
+
+def write_prompt_logprobs(found: PromptLogprobs, max_message_bytes: int) -> Iterator[teacher_pb2.PromptLogprobs]:
+    """Log-probabilities in as many messages as the message limit asks for; one, with the default limits."""
+    tokens = write_logprobs(found.found)
+    largest = max(token.ByteSize() for token in tokens) + TOKEN_OVERHEAD_BYTES
+    step = max(1, (max_message_bytes - OVERHEAD_BYTES) // largest)
+    for start in range(0, len(tokens), step):
+        yield teacher_pb2.PromptLogprobs(start=found.start + start, tokens=tokens[start : start + step])
 
 
 def write_rejection(round_number: int, error: InvalidFieldError | StaleMessageError) -> teacher_pb2.Rejection:

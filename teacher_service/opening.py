@@ -14,6 +14,7 @@ from eagle_pangu.speculation.parameters import MOST_LOGPROBS, SamplingParameters
 from protos.errors import InvalidFieldError
 
 REQUEST_ID_CHARACTERS = 128
+HIGHEST_PRIORITY = 100
 
 
 @dataclass(frozen=True)
@@ -39,6 +40,7 @@ class Opening:
     tokens that may follow. max_rows, max_depth: largest tree of the session. want_features: send hidden states.
     sampling: how tokens are decided. answer_start: how many tokens of `prompt` are prompt; the rest is answer.
     logprobs: how many of the best tokens to give log-probabilities of, beside those decided; None: of none at all.
+    prompt_logprobs: the same beside the prompt's own tokens. priority: in the queue for a slot, higher ones come first.
     """
 
     epoch: int
@@ -51,6 +53,8 @@ class Opening:
     sampling: SamplingParameters
     answer_start: int
     logprobs: int | None
+    prompt_logprobs: int | None
+    priority: int
 
     @property
     def capacity(self) -> int:
@@ -70,8 +74,12 @@ class Opening:
         self.sampling.validate(limits.vocab_size, field="open.sampling")
         if not 0 <= self.answer_start <= len(self.prompt):
             raise InvalidFieldError("open.answer_start", f"expected 0 to {len(self.prompt)}, got {self.answer_start}")
-        if self.logprobs is not None and self.logprobs > MOST_LOGPROBS:
-            raise InvalidFieldError("open.logprobs", f"expected at most {MOST_LOGPROBS}, got {self.logprobs}")
+        for field, top in (("open.logprobs", self.logprobs), ("open.prompt_logprobs", self.prompt_logprobs)):
+            if top is not None and top > MOST_LOGPROBS:
+                raise InvalidFieldError(field, f"expected at most {MOST_LOGPROBS}, got {top}")
+        if abs(self.priority) > HIGHEST_PRIORITY:
+            expected = f"expected -{HIGHEST_PRIORITY} to {HIGHEST_PRIORITY}"
+            raise InvalidFieldError("open.priority", f"{expected}, got {self.priority}")
         most = limits.slot_capacity - len(self.prompt) - self.max_rows
         if not 1 <= self.max_new_tokens <= most:
             why = f"{_slot(limits)} less {len(self.prompt)} prompt tokens and {self.max_rows} tree rows"

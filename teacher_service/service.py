@@ -7,7 +7,7 @@ goes on. The stream is the session: however it ends, the slot is free again. It 
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Any, NamedTuple, TypeAlias
@@ -25,7 +25,10 @@ from protos.v1 import model_pb2, teacher_pb2, teacher_pb2_grpc, tree_pb2
 from teacher_service import messages
 from teacher_service.executor import Executor
 from teacher_service.opening import Limits, Opening
-from teacher_service.session import Round, Session, Verdict
+from teacher_service.prefix_cache import PrefixCache
+from teacher_service.replies import Chunk, Verdict
+from teacher_service.round import Round
+from teacher_service.session import Session
 from teacher_service.slots import Slots
 
 log = get_logger(__name__)
@@ -42,6 +45,7 @@ class Runtime:
     engine: Engine
     executor: Executor
     slots: Slots
+    prefixes: PrefixCache
     settings: TeacherSettings
 
     @cached_property
@@ -85,6 +89,7 @@ class TeacherServicer(teacher_pb2_grpc.TeacherServiceServicer):
             slots=runtime.slots.total,
             free_slots=runtime.slots.free,
             slot_capacity=settings.slot_capacity,
+            prefix_cache=teacher_pb2.PrefixCacheStats(**runtime.prefixes.stats()._asdict()),
         )
 
     async def GetTokenizer(  # noqa: N802
@@ -112,9 +117,9 @@ class TeacherServicer(teacher_pb2_grpc.TeacherServiceServicer):
         received = time.monotonic()
         opening = _read_open(first, runtime)
         structlog.contextvars.bind_contextvars(request_id=opening.request_id, epoch=opening.epoch)
-        async with runtime.slots.hold():
+        async with runtime.slots.hold(opening.priority):
             waited_us = _microseconds_since(received)
-            session = Session(runtime.engine, opening, runtime.limits, runtime.settings.prefill_chunk)
+            session = Session(runtime.engine, opening, runtime.limits, runtime.settings.prefill_chunk, runtime.prefixes)
             log.info("session opened", prompt_tokens=len(opening.prompt), slot_wait_us=waited_us)
             try:
                 opened = teacher_pb2.TeacherSessionOpened(fingerprint=runtime.fingerprint, numerics=runtime.numerics)
@@ -124,7 +129,8 @@ class TeacherServicer(teacher_pb2_grpc.TeacherServiceServicer):
                 while (request := await read()) is not None:
                     yield await _answer(session, runtime, request)
             finally:
-                session.close()
+                # After a pass that still runs, and before the first one of who gets the slot; not waited for.
+                runtime.executor.submit(session, session.close)
                 log.info("session ended", rounds=session.rounds, committed_length=session.committed_length)
 
     def _ready(self) -> Runtime:
@@ -146,16 +152,16 @@ def _read_open(request: teacher_pb2.VerifyRequest, runtime: Runtime) -> Opening:
 
 
 async def _prefill(session: Session, runtime: Runtime, received: float, queue_us: int) -> Responses:
-    """One work item a chunk, so that other sessions run in between; features leave as they come."""
+    """One work item a chunk, so that other sessions run in between; what goes along with it leaves as it comes."""
     epoch, forward_us, first_token = session.opening.epoch, 0, None
     while first_token is None:
         step = await runtime.executor.run(session, session.prefill_next)
         queue_us += step.queue_us
         forward_us += step.run_us
-        features, first_token = step.value
-        if features is not None:
-            for part in messages.write_features(features, runtime.settings.max_message_bytes):
-                yield teacher_pb2.VerifyResponse(epoch=epoch, features=part)
+        first_token = step.value.first_token
+        for response in _along(step.value, epoch, runtime.settings.max_message_bytes):
+            yield response
+    log.info("prompt prefilled", committed_length=session.committed_length, cached_tokens=session.cached_tokens)
     yield teacher_pb2.VerifyResponse(
         epoch=epoch,
         prefilled=teacher_pb2.Prefilled(
@@ -164,8 +170,19 @@ async def _prefill(session: Session, runtime: Runtime, received: float, queue_us
             margin=first_token.margin,
             logprobs=next(iter(messages.write_logprobs(first_token.logprobs)), None),
             timings=_timings(received, queue_us=queue_us, forward_us=forward_us),
+            cached_tokens=session.cached_tokens,
         ),
     )
+
+
+def _along(chunk: Chunk, epoch: int, max_message_bytes: int) -> Iterator[teacher_pb2.VerifyResponse]:
+    """What goes along with the reading of a prompt: features and log-probabilities of its tokens, where wanted."""
+    if chunk.features is not None:
+        for features in messages.write_features(chunk.features, max_message_bytes):
+            yield teacher_pb2.VerifyResponse(epoch=epoch, features=features)
+    if chunk.prompt_logprobs is not None:
+        for found in messages.write_prompt_logprobs(chunk.prompt_logprobs, max_message_bytes):
+            yield teacher_pb2.VerifyResponse(epoch=epoch, prompt_logprobs=found)
 
 
 async def _answer(session: Session, runtime: Runtime, request: teacher_pb2.VerifyRequest) -> teacher_pb2.VerifyResponse:

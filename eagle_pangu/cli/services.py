@@ -13,7 +13,7 @@ from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeEl
 
 from eagle_pangu.cli.console import notes
 from eagle_pangu.serving.configuration import load_settings
-from eagle_pangu.serving.settings import SectionName, Settings
+from eagle_pangu.serving.settings import SERVICES, SectionName, Settings
 from eagle_pangu.serving.trio import State, Trio, running_trio
 from eagle_pangu.speculation.models import ModelError, resolve_model
 
@@ -75,10 +75,7 @@ async def launched(settings: Settings, log_directory: Path | None = None) -> Asy
     columns = (SpinnerColumn(), TextColumn("{task.description:<28}"), BarColumn(bar_width=20), TimeElapsedColumn())
     async with contextlib.AsyncExitStack() as stack:
         progress = Progress(*columns, console=notes)
-        tasks = {
-            name: progress.add_task(f"{name}: waiting", total=STEPS["serving"], start=False)
-            for name in Settings.model_fields
-        }
+        tasks = {name: progress.add_task(f"{name}: waiting", total=STEPS["serving"], start=False) for name in SERVICES}
 
         def on_state(name: SectionName, state: State) -> None:
             if state == "launched":

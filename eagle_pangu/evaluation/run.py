@@ -95,6 +95,9 @@ class RunSettings:
             "numerics": self.numerics,
             "threads": self.teacher_threads,
             "prefill_chunk": self.prefill_chunk,
+            # A turn is asked teacher-only and with a draft in the same processes: the KV of the first would spare the
+            # second its prefill, and pass for speed-up.
+            "prefix_cache_tokens": 0,
             **limits,
         }
         draft = {

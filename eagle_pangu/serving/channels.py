@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import grpc
 import grpc.aio
 
 from eagle_pangu.serving.settings import ServerSettings
@@ -26,17 +27,23 @@ def server_options(settings: ServerSettings) -> Options:
 
 def channel(target: str, settings: ServerSettings) -> grpc.aio.Channel:
     """An insecure channel with the limits and the keepalive of `settings`; connects at the first call."""
-    return grpc.aio.insecure_channel(
-        target,
-        [
-            *_shared_options(settings),
-            ("grpc.http2.max_pings_without_data", 0),
-            ("grpc.initial_reconnect_backoff_ms", FIRST_RECONNECT_MS),
-            ("grpc.min_reconnect_backoff_ms", FIRST_RECONNECT_MS),
-            ("grpc.max_reconnect_backoff_ms", LONGEST_RECONNECT_MS),
-            ("grpc.enable_http_proxy", 0),  # services of one cluster never meet through a proxy
-        ],
-    )
+    return grpc.aio.insecure_channel(target, _client_options(settings))
+
+
+def blocking_channel(target: str, settings: ServerSettings) -> grpc.Channel:
+    """The same for calls without an event loop."""
+    return grpc.insecure_channel(target, _client_options(settings))
+
+
+def _client_options(settings: ServerSettings) -> Options:
+    return [
+        *_shared_options(settings),
+        ("grpc.http2.max_pings_without_data", 0),
+        ("grpc.initial_reconnect_backoff_ms", FIRST_RECONNECT_MS),
+        ("grpc.min_reconnect_backoff_ms", FIRST_RECONNECT_MS),
+        ("grpc.max_reconnect_backoff_ms", LONGEST_RECONNECT_MS),
+        ("grpc.enable_http_proxy", 0),  # services of one cluster never meet through a proxy
+    ]
 
 
 def _shared_options(settings: ServerSettings) -> Options:

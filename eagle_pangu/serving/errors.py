@@ -125,9 +125,10 @@ CODES: dict[int, grpc.StatusCode] = {code.value[0]: code for code in grpc.Status
 """google.rpc.Code -> status code."""
 
 
-def details_of(error: grpc.aio.AioRpcError) -> status_pb2.Status | None:
+def details_of(error: grpc.RpcError) -> status_pb2.Status | None:
     """The rich status that a server sent with an error; None when it sent none."""
-    for key, value in error.trailing_metadata() or ():
+    trailing: Any = error.trailing_metadata()  # typed unlike in the two kinds of errors
+    for key, value in trailing or ():
         if key == DETAILS_KEY:
             return status_pb2.Status.FromString(value if isinstance(value, bytes) else value.encode())
     return None

@@ -10,7 +10,7 @@ import errno
 import socket
 
 from eagle_pangu.serving.configuration import SettingsError
-from eagle_pangu.serving.settings import ServerSettings, Settings
+from eagle_pangu.serving.settings import SERVICES, ServerSettings, Settings
 
 
 def require_free_ports(settings: Settings) -> None:
@@ -20,7 +20,7 @@ def require_free_ports(settings: Settings) -> None:
         SettingsError: another program, or another service of this configuration, has the address of a service.
     """
     with contextlib.ExitStack() as held:  # all at once: two services cannot share an address either
-        for name in Settings.model_fields:
+        for name in SERVICES:
             own: ServerSettings = getattr(settings, name)
             if own.port == 0:
                 continue

@@ -1,4 +1,4 @@
-"""The one typed configuration, for all three services and the command line.
+"""The one typed configuration, for all services and the command line.
 
 Read in this order, the later one winning: defaults, a TOML file (`--config` or EAGLE_PANGU_CONFIG), environment
 (EAGLE_PANGU_TEACHER__DTYPE=bfloat16 sets `teacher.dtype`), flags. An unknown name or a bad value stops the start and
@@ -17,8 +17,11 @@ DTypeChoice = Literal["auto", "float32", "bfloat16", "float16"]
 NumericsChoice = Literal["auto", "bitwise", "free"]
 Mode = Literal["reference", "performance"]
 DrafterName = Literal["ngram", "standalone", "eagle3", "hybrid", "none"]
-SectionName = Literal["teacher", "draft", "orchestrator"]
+SectionName = Literal["teacher", "draft", "orchestrator", "http"]
 Port = Annotated[int, Field(ge=0, le=65535)]
+
+SERVICES: tuple[SectionName, ...] = ("teacher", "draft", "orchestrator")
+"""The sections of the three gRPC services, which are started together."""
 
 HEAD_DRAFTERS = ("eagle3", "hybrid")
 """The drafters that draft with an EAGLE-3 head."""
@@ -85,6 +88,13 @@ class TeacherSettings(ServerSettings, ModelSettings):
     )
     prefill_chunk: int = Field(
         default=256, ge=1, description="Prompt tokens in one forward pass; other sessions run between."
+    )
+    prefix_cache_tokens: int = Field(
+        default=8192,
+        ge=0,
+        le=2**40,
+        description="Most tokens whose KV is kept of sessions that ended, for prompts that begin alike; 0: every "
+        "session reads its whole prompt.",
     )
     max_rows: int = Field(default=64, ge=0, le=1024, description="Most drafted rows of a tree.")
     max_depth: int = Field(default=32, ge=0, le=1024, description="Deepest drafted row of a tree.")
@@ -171,6 +181,9 @@ class OrchestratorSettings(ServerSettings):
     depth: int = Field(default=6, ge=0, le=1024, description="Default tree budget: depth.")
     default_max_tokens: int = Field(default=256, ge=1, description="max_tokens of requests that name none.")
     max_tokens_limit: int = Field(default=4096, ge=1, description="Largest max_tokens a request may name.")
+    n_limit: int = Field(
+        default=8, ge=1, le=1024, description="Most answers to one request; each holds a slot of the teacher."
+    )
     prompt_bytes_limit: int = Field(default=2**20, ge=1, description="Largest prompt text, in bytes of UTF-8.")
     max_concurrent: int = Field(default=64, ge=1, description="Requests served at once; past it RESOURCE_EXHAUSTED.")
     draft_deadline_seconds: float = Field(default=2.0, gt=0, description="Longest wait for one proposal, in seconds.")
@@ -189,9 +202,38 @@ class OrchestratorSettings(ServerSettings):
         return None if value == "" else value
 
 
+class HttpSettings(Section):
+    """The HTTP front, which speaks OpenAI's API and asks an orchestrator."""
+
+    host: str = Field(default="127.0.0.1", description="Address to listen on; 0.0.0.0 in a container.")
+    port: Port = Field(default=8080, description="Port to listen on; 0 lets the system choose one.")
+    target: str = Field(
+        default="127.0.0.1:50050", description="Orchestrator target, as gRPC names it (host:port, dns:///...)."
+    )
+    max_message_bytes: int = Field(
+        default=16 * 2**20,
+        ge=2**16,
+        description="Largest request body, and largest message to or from the orchestrator, in bytes.",
+    )
+    attempts: int = Field(
+        default=3, ge=1, le=100, description="Attempts of a call while the orchestrator is full or away; 1: no retries."
+    )
+    request_seconds: float = Field(
+        default=600, gt=0, description="Longest time for one answer, in seconds; past it HTTP 504."
+    )
+    write_seconds: float = Field(
+        default=60, gt=0, description="Longest wait for a client to take one event of a stream; past it the call ends."
+    )
+    drain_seconds: int = Field(
+        default=30, ge=0, description="Longest wait for running requests after SIGTERM, in seconds."
+    )
+    log_level: Literal["debug", "info", "warning", "error"] = Field(default="info", description="Lowest level logged.")
+
+
 class Settings(Section):
     """Everything: one section a service. Building it reads neither file nor environment."""
 
     teacher: TeacherSettings = TeacherSettings()
     draft: DraftSettings = DraftSettings()
     orchestrator: OrchestratorSettings = OrchestratorSettings()
+    http: HttpSettings = HttpSettings()

@@ -46,6 +46,11 @@ class _Storage:
         self.values = torch.empty(size, dtype=shape.dtype, device=shape.device)
         self.by_layer = _by_layer(self.keys, self.values)
 
+    def copy_from(self, other: _Storage, columns: int) -> None:
+        """Take over the first `columns` columns, and touch no other."""
+        self.keys[:, :, :columns] = other.keys[:, :, :columns]
+        self.values[:, :, :columns] = other.values[:, :, :columns]
+
 
 def _by_layer(keys: torch.Tensor, values: torch.Tensor) -> list[tuple[torch.Tensor, torch.Tensor]]:
     """One view of K and one of V for each layer, as a model hands them over: [1, kv_heads, columns, head_dim]."""
@@ -83,6 +88,21 @@ class _SlotLayer(CacheLayerMixin):  # type: ignore[misc]  # transformers is unty
         """Capacity in columns."""
         slot = self._slot()
         return slot.capacity if slot else 0
+
+
+class KeptColumns:
+    """A copy of a slot's committed columns, and of nothing else: what is kept when its session has ended.
+
+    Attributes:
+        shape: of the slot.
+        committed_length: columns.
+    """
+
+    def __init__(self, slot: Slot) -> None:
+        self.shape = slot.shape
+        self.committed_length = slot.committed_length
+        self._main = _Storage(slot.shape, slot.committed_length)
+        self._main.copy_from(slot._main, slot.committed_length)
 
 
 class Slot(Cache):  # type: ignore[misc]  # transformers is untyped
@@ -170,6 +190,26 @@ class Slot(Cache):  # type: ignore[misc]  # transformers is untyped
         self.branch_rows = 0
         self._branch = self._main
 
+    def keep(self) -> KeptColumns:
+        """What is committed, in memory of its own."""
+        return KeptColumns(self)
+
+    def adopt(self, source: Slot | KeptColumns, length: int) -> None:
+        """Begin with the first `length` committed tokens of another slot: their KV is copied, none other.
+
+        Raises:
+            ValueError: this slot is in use or too small, the source holds fewer tokens, or it is of another model.
+        """
+        if self.written:
+            raise ValueError(f"expected an empty slot, got one of {self.written} columns written")
+        if source.shape != self.shape:
+            raise ValueError(f"expected a source of {self.shape}, got {source.shape}")
+        most = min(source.committed_length, self.capacity)
+        if not 0 <= length <= most:
+            raise ValueError(f"expected a length in [0, {most}], got {length}")
+        self._main.copy_from(source._main, length)
+        self.committed_length = length
+
     def truncate(self, length: int) -> None:
         """Forget committed tokens past `length` (a draft whose tokens were not accepted).
 
@@ -196,5 +236,4 @@ class Slot(Cache):  # type: ignore[misc]  # transformers is untyped
     def _replicate(self) -> None:
         """The paper's first form: the branch works on a deep copy of the committed prefix."""
         self._branch = _Storage(self.shape, self.capacity)
-        self._branch.keys[:, :, : self.committed_length] = self._main.keys[:, :, : self.committed_length]
-        self._branch.values[:, :, : self.committed_length] = self._main.values[:, :, : self.committed_length]
+        self._branch.copy_from(self._main, self.committed_length)

@@ -142,7 +142,13 @@ class Engine:
         return Slot(self.cache_shape, min(capacity or self.slot_capacity, self.slot_capacity), self._branch)
 
     def prefill(
-        self, slot: Slot, token_ids: NDArray[np.int64], *, want_logits: bool, want_features: bool = False
+        self,
+        slot: Slot,
+        token_ids: NDArray[np.int64],
+        *,
+        want_logits: bool,
+        want_features: bool = False,
+        every_row: bool = False,
     ) -> ForwardResult:
         """Append and commit one chunk of known tokens.
 
@@ -151,12 +157,12 @@ class Engine:
             token_ids: [n] int64, n >= 1.
             want_logits: compute the logits of the last token: [1, vocab_size].
             want_features: [n, 3 * hidden].
+            every_row: where logits are wanted, those of every token: [n, vocab_size].
         """
         slot.abort()
         chain = TokenTree(token_ids, np.maximum(np.arange(len(token_ids)) - 1, 0))
-        result = self._forward(
-            slot, chain, 0, logits_from=len(token_ids) - 1 if want_logits else None, taps=want_features
-        )
+        first_logits = 0 if every_row else len(token_ids) - 1
+        result = self._forward(slot, chain, 0, logits_from=first_logits if want_logits else None, taps=want_features)
         slot.commit_all()
         return result
 

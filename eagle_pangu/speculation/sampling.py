@@ -15,9 +15,9 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 
 from eagle_pangu.speculation.history import Histories
-from eagle_pangu.speculation.noise import gumbel
+from eagle_pangu.speculation.noise import from_words, gumbel, words
 from eagle_pangu.speculation.parameters import SamplingParameters
-from eagle_pangu.speculation.processors import best_tokens, best_values, process, warp
+from eagle_pangu.speculation.processors import best_tokens, best_values, marked, process, warp
 from eagle_pangu.speculation.tree import TokenTree
 
 
@@ -72,7 +72,14 @@ class Sampler:
         self._parameters = parameters
         self._committed = np.asarray(prompt_token_ids, dtype=np.int64)
         self._answer_start = answer_start
-        self._noise: dict[int, torch.Tensor] = {}  # position -> [vocab], of the last call: the next one overlaps it
+        # By position, those of the last call: the next one overlaps it. Of the two one alone is used.
+        self._words: dict[int, NDArray[np.uint64]] = {}  # [vocab]
+        self._noise: dict[int, torch.Tensor] = {}  # [vocab] float32
+
+    @property
+    def committed(self) -> NDArray[np.int64]:
+        """All tokens that it was told: those it was opened with, and those committed since."""
+        return self._committed
 
     def first(self, logits: torch.Tensor) -> Choice:
         """The token after the prompt, from its [1, vocab] logits."""
@@ -102,20 +109,38 @@ class Sampler:
         scores = process(logits, histories, parameters)
         if not parameters.is_greedy:
             scores = warp(scores, parameters)
-            self._draw_noise(histories.positions, scores)
-            for row, position in zip(scores, histories.positions.tolist(), strict=True):
-                row += self._noise[position]  # a view: this writes scores
+            self._add_noise(scores, histories.positions.tolist())
         return greedy(scores)
 
-    def _draw_noise(self, positions: NDArray[np.int64], scores: torch.Tensor) -> None:
-        """Hold the noise of these positions, on the scores' device, and of no others."""
-        held, self._noise = self._noise, {}
-        for position in np.unique(positions).tolist():
-            noise = held.get(position)
-            if noise is None:
-                drawn = gumbel(self._parameters.seed, position, scores.shape[1])
-                noise = torch.from_numpy(drawn).to(scores.device)
-            self._noise[position] = noise
+    def _add_noise(self, scores: torch.Tensor, positions: Sequence[int]) -> None:
+        """To each row that of its position; where few tokens are left to draw from, to those alone.
+
+        Which of the two is the parameters' matter and never the rows', so a row's bits do not depend on its company.
+        """
+        self._hold(set(positions), scores)
+        if not self._parameters.truncates:
+            for row, position in zip(scores, positions, strict=True):
+                row += self._noise[position]  # a view: this writes scores
+            return
+        rows, ids = marked(scores > float("-inf"))
+        left = ids.cpu().numpy()
+        ends = np.cumsum(np.bincount(rows.cpu().numpy(), minlength=len(scores)))[:-1]
+        # Row by row: what NumPy makes of a value might depend on the values beside it.
+        noise = [from_words(self._words[at][own]) for at, own in zip(positions, np.split(left, ends), strict=True)]
+        scores[rows, ids] += torch.from_numpy(np.concatenate(noise)).to(scores.device)
+
+    def _hold(self, positions: set[int], scores: torch.Tensor) -> None:
+        """Draw what is not held of these positions, and let go of all others."""
+        seed, vocab_size = self._parameters.seed, scores.shape[1]
+        if self._parameters.truncates:
+            held = self._words
+            self._words = {each: held[each] if each in held else words(seed, each, vocab_size) for each in positions}
+            return
+        drawn = self._noise
+        self._noise = {
+            each: drawn[each] if each in drawn else torch.from_numpy(gumbel(seed, each, vocab_size)).to(scores.device)
+            for each in positions
+        }
 
 
 class LogProbabilities(NamedTuple):

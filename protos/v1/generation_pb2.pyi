@@ -159,6 +159,11 @@ class GenerationOptions(_message.Message):
     ALLOWED_TOKEN_IDS_FIELD_NUMBER: _builtins.int
     INCLUDE_STOP_FIELD_NUMBER: _builtins.int
     LOGPROBS_FIELD_NUMBER: _builtins.int
+    N_FIELD_NUMBER: _builtins.int
+    ECHO_FIELD_NUMBER: _builtins.int
+    PROMPT_LOGPROBS_FIELD_NUMBER: _builtins.int
+    PRIORITY_FIELD_NUMBER: _builtins.int
+    STREAM_TOKENS_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """For logs and traces; empty: taken from metadata x-request-id, else made. At most 128 printable characters."""
     prompt: _builtins.str
@@ -191,6 +196,22 @@ class GenerationOptions(_message.Message):
     """Leave the stop string that ended the answer in its text."""
     logprobs: _builtins.int
     """Return log-probabilities of every token, and of so many of the best ones at each place; at most 20; absent: none."""
+    n: _builtins.int
+    """Answers to the one prompt, which is read once; 1 .. limit of the server; absent: 1. Answer i samples with seed + i
+    (modulo 2^64); greedy ones are equal.
+    """
+    echo: _builtins.bool
+    """Begin the text of every answer with the text of the prompt (decoded, special tokens left out), and return the
+    prompt's ids. Stop rules see the answer alone.
+    """
+    prompt_logprobs: _builtins.int
+    """Return log-probabilities of every prompt token but the first, and of so many of the best ones at each place; at
+    most 20; absent: none.
+    """
+    priority: _builtins.int
+    """Where requests wait for the teacher, higher ones come first; -100 .. 100. Best effort: nobody is interrupted."""
+    stream_tokens: _builtins.bool
+    """Streams only: one message a token, not one a round. INVALID_ARGUMENT in Generate."""
     @_builtins.property
     def prompt_token_ids(self) -> Global___TokenIds: ...
     @_builtins.property
@@ -247,10 +268,15 @@ class GenerationOptions(_message.Message):
         allowed_token_ids: _abc.Iterable[_builtins.int] | None = ...,
         include_stop: _builtins.bool = ...,
         logprobs: _builtins.int | None = ...,
+        n: _builtins.int | None = ...,
+        echo: _builtins.bool = ...,
+        prompt_logprobs: _builtins.int | None = ...,
+        priority: _builtins.int = ...,
+        stream_tokens: _builtins.bool = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_budget", b"_budget", "_logprobs", b"_logprobs", "_max_tokens", b"_max_tokens", "_repetition_penalty", b"_repetition_penalty", "_seed", b"_seed", "_temperature", b"_temperature", "_top_p", b"_top_p", "budget", b"budget", "chat", b"chat", "input", b"input", "logprobs", b"logprobs", "max_tokens", b"max_tokens", "prompt", b"prompt", "prompt_token_ids", b"prompt_token_ids", "repetition_penalty", b"repetition_penalty", "seed", b"seed", "temperature", b"temperature", "top_p", b"top_p"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_budget", b"_budget", "_logprobs", b"_logprobs", "_max_tokens", b"_max_tokens", "_n", b"_n", "_prompt_logprobs", b"_prompt_logprobs", "_repetition_penalty", b"_repetition_penalty", "_seed", b"_seed", "_temperature", b"_temperature", "_top_p", b"_top_p", "budget", b"budget", "chat", b"chat", "input", b"input", "logprobs", b"logprobs", "max_tokens", b"max_tokens", "n", b"n", "prompt", b"prompt", "prompt_logprobs", b"prompt_logprobs", "prompt_token_ids", b"prompt_token_ids", "repetition_penalty", b"repetition_penalty", "seed", b"seed", "temperature", b"temperature", "top_p", b"top_p"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_budget", b"_budget", "_logprobs", b"_logprobs", "_max_tokens", b"_max_tokens", "_repetition_penalty", b"_repetition_penalty", "_seed", b"_seed", "_temperature", b"_temperature", "_top_p", b"_top_p", "allowed_token_ids", b"allowed_token_ids", "bad_words", b"bad_words", "budget", b"budget", "chat", b"chat", "drafter", b"drafter", "frequency_penalty", b"frequency_penalty", "ignore_eos", b"ignore_eos", "include_stop", b"include_stop", "input", b"input", "logit_bias", b"logit_bias", "logprobs", b"logprobs", "max_tokens", b"max_tokens", "min_p", b"min_p", "min_tokens", b"min_tokens", "presence_penalty", b"presence_penalty", "prompt", b"prompt", "prompt_token_ids", b"prompt_token_ids", "repetition_penalty", b"repetition_penalty", "request_id", b"request_id", "return_margins", b"return_margins", "seed", b"seed", "stop", b"stop", "stop_token_ids", b"stop_token_ids", "temperature", b"temperature", "top_k", b"top_k", "top_p", b"top_p"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_budget", b"_budget", "_logprobs", b"_logprobs", "_max_tokens", b"_max_tokens", "_n", b"_n", "_prompt_logprobs", b"_prompt_logprobs", "_repetition_penalty", b"_repetition_penalty", "_seed", b"_seed", "_temperature", b"_temperature", "_top_p", b"_top_p", "allowed_token_ids", b"allowed_token_ids", "bad_words", b"bad_words", "budget", b"budget", "chat", b"chat", "drafter", b"drafter", "echo", b"echo", "frequency_penalty", b"frequency_penalty", "ignore_eos", b"ignore_eos", "include_stop", b"include_stop", "input", b"input", "logit_bias", b"logit_bias", "logprobs", b"logprobs", "max_tokens", b"max_tokens", "min_p", b"min_p", "min_tokens", b"min_tokens", "n", b"n", "presence_penalty", b"presence_penalty", "priority", b"priority", "prompt", b"prompt", "prompt_logprobs", b"prompt_logprobs", "prompt_token_ids", b"prompt_token_ids", "repetition_penalty", b"repetition_penalty", "request_id", b"request_id", "return_margins", b"return_margins", "seed", b"seed", "stop", b"stop", "stop_token_ids", b"stop_token_ids", "stream_tokens", b"stream_tokens", "temperature", b"temperature", "top_k", b"top_k", "top_p", b"top_p"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__budget: _TypeAlias = _typing.Literal["budget"]  # noqa: Y015
     _WhichOneofArgType__budget: _TypeAlias = _typing.Literal["_budget", b"_budget"]  # noqa: Y015
@@ -258,6 +284,10 @@ class GenerationOptions(_message.Message):
     _WhichOneofArgType__logprobs: _TypeAlias = _typing.Literal["_logprobs", b"_logprobs"]  # noqa: Y015
     _WhichOneofReturnType__max_tokens: _TypeAlias = _typing.Literal["max_tokens"]  # noqa: Y015
     _WhichOneofArgType__max_tokens: _TypeAlias = _typing.Literal["_max_tokens", b"_max_tokens"]  # noqa: Y015
+    _WhichOneofReturnType__n: _TypeAlias = _typing.Literal["n"]  # noqa: Y015
+    _WhichOneofArgType__n: _TypeAlias = _typing.Literal["_n", b"_n"]  # noqa: Y015
+    _WhichOneofReturnType__prompt_logprobs: _TypeAlias = _typing.Literal["prompt_logprobs"]  # noqa: Y015
+    _WhichOneofArgType__prompt_logprobs: _TypeAlias = _typing.Literal["_prompt_logprobs", b"_prompt_logprobs"]  # noqa: Y015
     _WhichOneofReturnType__repetition_penalty: _TypeAlias = _typing.Literal["repetition_penalty"]  # noqa: Y015
     _WhichOneofArgType__repetition_penalty: _TypeAlias = _typing.Literal["_repetition_penalty", b"_repetition_penalty"]  # noqa: Y015
     _WhichOneofReturnType__seed: _TypeAlias = _typing.Literal["seed"]  # noqa: Y015
@@ -274,6 +304,10 @@ class GenerationOptions(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType__logprobs) -> _WhichOneofReturnType__logprobs | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__max_tokens) -> _WhichOneofReturnType__max_tokens | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__n) -> _WhichOneofReturnType__n | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__prompt_logprobs) -> _WhichOneofReturnType__prompt_logprobs | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__repetition_penalty) -> _WhichOneofReturnType__repetition_penalty | None: ...
     @_typing.overload
@@ -333,19 +367,23 @@ class Usage(_message.Message):
 
     PROMPT_TOKENS_FIELD_NUMBER: _builtins.int
     COMPLETION_TOKENS_FIELD_NUMBER: _builtins.int
+    CACHED_PROMPT_TOKENS_FIELD_NUMBER: _builtins.int
     prompt_tokens: _builtins.int
-    """Tokens read."""
+    """Tokens of the prompt, counted once."""
     completion_tokens: _builtins.int
-    """Tokens of the answer, as many as token_ids."""
+    """Tokens of all answers, as many as their token_ids."""
+    cached_prompt_tokens: _builtins.int
+    """Tokens of the prompt whose KV the teacher had already."""
     def __init__(
         self,
         *,
         prompt_tokens: _builtins.int = ...,
         completion_tokens: _builtins.int = ...,
+        cached_prompt_tokens: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["completion_tokens", b"completion_tokens", "prompt_tokens", b"prompt_tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cached_prompt_tokens", b"cached_prompt_tokens", "completion_tokens", b"completion_tokens", "prompt_tokens", b"prompt_tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -450,6 +488,54 @@ class RoundTimings(_message.Message):
 Global___RoundTimings: _TypeAlias = RoundTimings  # noqa: Y015
 
 @_typing.final
+class Answer(_message.Message):
+    """One of several answers; fields as in GenerateResponse."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TEXT_FIELD_NUMBER: _builtins.int
+    TOKEN_IDS_FIELD_NUMBER: _builtins.int
+    FINISH_REASON_FIELD_NUMBER: _builtins.int
+    MATCHED_STOP_FIELD_NUMBER: _builtins.int
+    SPECULATION_FIELD_NUMBER: _builtins.int
+    MARGINS_FIELD_NUMBER: _builtins.int
+    SEED_FIELD_NUMBER: _builtins.int
+    LOGPROBS_FIELD_NUMBER: _builtins.int
+    text: _builtins.str
+    finish_reason: Global___FinishReason.ValueType
+    matched_stop: _builtins.str
+    seed: _builtins.int
+    @_builtins.property
+    def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    @_builtins.property
+    def speculation(self) -> Global___SpeculationStats: ...
+    @_builtins.property
+    def margins(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]: ...
+    @_builtins.property
+    def logprobs(self) -> _containers.RepeatedCompositeFieldContainer[_sampling_pb2.TokenLogprobs]: ...
+    def __init__(
+        self,
+        *,
+        text: _builtins.str = ...,
+        token_ids: _abc.Iterable[_builtins.int] | None = ...,
+        finish_reason: Global___FinishReason.ValueType = ...,
+        matched_stop: _builtins.str = ...,
+        speculation: Global___SpeculationStats | None = ...,
+        margins: _abc.Iterable[_builtins.float] | None = ...,
+        seed: _builtins.int | None = ...,
+        logprobs: _abc.Iterable[_sampling_pb2.TokenLogprobs] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_seed", b"_seed", "seed", b"seed", "speculation", b"speculation"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_seed", b"_seed", "finish_reason", b"finish_reason", "logprobs", b"logprobs", "margins", b"margins", "matched_stop", b"matched_stop", "seed", b"seed", "speculation", b"speculation", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__seed: _TypeAlias = _typing.Literal["seed"]  # noqa: Y015
+    _WhichOneofArgType__seed: _TypeAlias = _typing.Literal["_seed", b"_seed"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__seed) -> _WhichOneofReturnType__seed | None: ...
+
+Global___Answer: _TypeAlias = Answer  # noqa: Y015
+
+@_typing.final
 class GenerateResponse(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -464,6 +550,10 @@ class GenerateResponse(_message.Message):
     MARGINS_FIELD_NUMBER: _builtins.int
     SEED_FIELD_NUMBER: _builtins.int
     LOGPROBS_FIELD_NUMBER: _builtins.int
+    PROMPT_TOKEN_IDS_FIELD_NUMBER: _builtins.int
+    PROMPT_TOKENS_FIELD_NUMBER: _builtins.int
+    PROMPT_LOGPROBS_FIELD_NUMBER: _builtins.int
+    FURTHER_ANSWERS_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     text: _builtins.str
     """Decoded answer, special tokens left out, stop string left out unless include_stop."""
@@ -490,6 +580,20 @@ class GenerateResponse(_message.Message):
     def logprobs(self) -> _containers.RepeatedCompositeFieldContainer[_sampling_pb2.TokenLogprobs]:
         """One a token when asked for."""
 
+    @_builtins.property
+    def prompt_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """With echo; and the bytes of each one's own text, as in TokenLogprobs.token."""
+
+    @_builtins.property
+    def prompt_tokens(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]: ...
+    @_builtins.property
+    def prompt_logprobs(self) -> _containers.RepeatedCompositeFieldContainer[_sampling_pb2.TokenLogprobs]:
+        """One for each prompt token from the second on, when asked for."""
+
+    @_builtins.property
+    def further_answers(self) -> _containers.RepeatedCompositeFieldContainer[Global___Answer]:
+        """Answers 1 .. n - 1; answer 0 is in the fields above."""
+
     def __init__(
         self,
         *,
@@ -504,10 +608,14 @@ class GenerateResponse(_message.Message):
         margins: _abc.Iterable[_builtins.float] | None = ...,
         seed: _builtins.int | None = ...,
         logprobs: _abc.Iterable[_sampling_pb2.TokenLogprobs] | None = ...,
+        prompt_token_ids: _abc.Iterable[_builtins.int] | None = ...,
+        prompt_tokens: _abc.Iterable[_builtins.bytes] | None = ...,
+        prompt_logprobs: _abc.Iterable[_sampling_pb2.TokenLogprobs] | None = ...,
+        further_answers: _abc.Iterable[Global___Answer] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_seed", b"_seed", "numerics", b"numerics", "seed", b"seed", "speculation", b"speculation", "usage", b"usage"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_seed", b"_seed", "finish_reason", b"finish_reason", "logprobs", b"logprobs", "margins", b"margins", "matched_stop", b"matched_stop", "numerics", b"numerics", "request_id", b"request_id", "seed", b"seed", "speculation", b"speculation", "text", b"text", "token_ids", b"token_ids", "usage", b"usage"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_seed", b"_seed", "finish_reason", b"finish_reason", "further_answers", b"further_answers", "logprobs", b"logprobs", "margins", b"margins", "matched_stop", b"matched_stop", "numerics", b"numerics", "prompt_logprobs", b"prompt_logprobs", "prompt_token_ids", b"prompt_token_ids", "prompt_tokens", b"prompt_tokens", "request_id", b"request_id", "seed", b"seed", "speculation", b"speculation", "text", b"text", "token_ids", b"token_ids", "usage", b"usage"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__seed: _TypeAlias = _typing.Literal["seed"]  # noqa: Y015
     _WhichOneofArgType__seed: _TypeAlias = _typing.Literal["_seed", b"_seed"]  # noqa: Y015
@@ -530,22 +638,32 @@ class GenerateStreamResponse(_message.Message):
     MARGINS_FIELD_NUMBER: _builtins.int
     SEED_FIELD_NUMBER: _builtins.int
     LOGPROBS_FIELD_NUMBER: _builtins.int
+    INDEX_FIELD_NUMBER: _builtins.int
+    PROMPT_TOKEN_IDS_FIELD_NUMBER: _builtins.int
+    PROMPT_TOKENS_FIELD_NUMBER: _builtins.int
+    PROMPT_LOGPROBS_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     text: _builtins.str
     """Text that became final: valid UTF-8, never a part of a character, never a part of a stop string."""
     finish_reason: Global___FinishReason.ValueType
-    """The fields below are set in the last message only."""
+    """Set in the last message of the answer; its presence is what tells that the answer is over."""
     matched_stop: _builtins.str
     seed: _builtins.int
     """The seed in use, given or drawn; absent where greedy."""
+    index: _builtins.int
+    """Which of the n answers the message is of."""
     @_builtins.property
     def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Ids of this round; text may lag behind them."""
 
     @_builtins.property
-    def usage(self) -> Global___Usage: ...
+    def usage(self) -> Global___Usage:
+        """Set in the last message of the stream, together with numerics."""
+
     @_builtins.property
-    def speculation(self) -> Global___SpeculationStats: ...
+    def speculation(self) -> Global___SpeculationStats:
+        """Set in the last message of the answer, together with seed."""
+
     @_builtins.property
     def numerics(self) -> _model_pb2.TeacherNumerics: ...
     @_builtins.property
@@ -555,6 +673,16 @@ class GenerateStreamResponse(_message.Message):
     @_builtins.property
     def logprobs(self) -> _containers.RepeatedCompositeFieldContainer[_sampling_pb2.TokenLogprobs]:
         """One for each id of this message when asked for."""
+
+    @_builtins.property
+    def prompt_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """With echo, in the first message of the stream; and the bytes of each one's own text, as in TokenLogprobs.token."""
+
+    @_builtins.property
+    def prompt_tokens(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]: ...
+    @_builtins.property
+    def prompt_logprobs(self) -> _containers.RepeatedCompositeFieldContainer[_sampling_pb2.TokenLogprobs]:
+        """In the first message of the stream: one for each prompt token from the second on, when asked for."""
 
     def __init__(
         self,
@@ -570,10 +698,14 @@ class GenerateStreamResponse(_message.Message):
         margins: _abc.Iterable[_builtins.float] | None = ...,
         seed: _builtins.int | None = ...,
         logprobs: _abc.Iterable[_sampling_pb2.TokenLogprobs] | None = ...,
+        index: _builtins.int = ...,
+        prompt_token_ids: _abc.Iterable[_builtins.int] | None = ...,
+        prompt_tokens: _abc.Iterable[_builtins.bytes] | None = ...,
+        prompt_logprobs: _abc.Iterable[_sampling_pb2.TokenLogprobs] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_seed", b"_seed", "numerics", b"numerics", "seed", b"seed", "speculation", b"speculation", "usage", b"usage"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_seed", b"_seed", "finish_reason", b"finish_reason", "logprobs", b"logprobs", "margins", b"margins", "matched_stop", b"matched_stop", "numerics", b"numerics", "request_id", b"request_id", "seed", b"seed", "speculation", b"speculation", "text", b"text", "token_ids", b"token_ids", "usage", b"usage"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_seed", b"_seed", "finish_reason", b"finish_reason", "index", b"index", "logprobs", b"logprobs", "margins", b"margins", "matched_stop", b"matched_stop", "numerics", b"numerics", "prompt_logprobs", b"prompt_logprobs", "prompt_token_ids", b"prompt_token_ids", "prompt_tokens", b"prompt_tokens", "request_id", b"request_id", "seed", b"seed", "speculation", b"speculation", "text", b"text", "token_ids", b"token_ids", "usage", b"usage"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__seed: _TypeAlias = _typing.Literal["seed"]  # noqa: Y015
     _WhichOneofArgType__seed: _TypeAlias = _typing.Literal["_seed", b"_seed"]  # noqa: Y015
@@ -608,9 +740,12 @@ class GetModelInfoResponse(_message.Message):
     MAX_BUDGET_FIELD_NUMBER: _builtins.int
     DEFAULT_MAX_TOKENS_FIELD_NUMBER: _builtins.int
     MAX_TOKENS_LIMIT_FIELD_NUMBER: _builtins.int
+    N_LIMIT_FIELD_NUMBER: _builtins.int
     default_drafter: _builtins.str
     default_max_tokens: _builtins.int
     max_tokens_limit: _builtins.int
+    n_limit: _builtins.int
+    """Largest n."""
     @_builtins.property
     def teacher(self) -> _model_pb2.ModelFingerprint: ...
     @_builtins.property
@@ -636,10 +771,11 @@ class GetModelInfoResponse(_message.Message):
         max_budget: _tree_pb2.TreeBudget | None = ...,
         default_max_tokens: _builtins.int = ...,
         max_tokens_limit: _builtins.int = ...,
+        n_limit: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["default_budget", b"default_budget", "max_budget", b"max_budget", "numerics", b"numerics", "teacher", b"teacher"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["default_budget", b"default_budget", "default_drafter", b"default_drafter", "default_max_tokens", b"default_max_tokens", "drafters", b"drafters", "max_budget", b"max_budget", "max_tokens_limit", b"max_tokens_limit", "numerics", b"numerics", "teacher", b"teacher"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["default_budget", b"default_budget", "default_drafter", b"default_drafter", "default_max_tokens", b"default_max_tokens", "drafters", b"drafters", "max_budget", b"max_budget", "max_tokens_limit", b"max_tokens_limit", "n_limit", b"n_limit", "numerics", b"numerics", "teacher", b"teacher"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

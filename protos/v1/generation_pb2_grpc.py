@@ -68,7 +68,8 @@ class GenerationServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def GenerateStream(self, request, context):
-        """The same answer as deltas, one a round; the last message carries finish_reason, usage and speculation.
+        """The same answer as deltas, one a round; the last message carries finish_reason, usage and speculation. Deltas of
+        several answers (n > 1) come as they are decided, each with its index.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -41,7 +41,9 @@ class GenerationServiceStub:
     SpeculationStats.fallback_rounds.
     """
     GenerateStream: _grpc.UnaryStreamMultiCallable[_generation_pb2.GenerateStreamRequest, _generation_pb2.GenerateStreamResponse]
-    """The same answer as deltas, one a round; the last message carries finish_reason, usage and speculation."""
+    """The same answer as deltas, one a round; the last message carries finish_reason, usage and speculation. Deltas of
+    several answers (n > 1) come as they are decided, each with its index.
+    """
     GetModelInfo: _grpc.UnaryUnaryMultiCallable[_generation_pb2.GetModelInfoRequest, _generation_pb2.GetModelInfoResponse]
     """Teacher, numerics, drafters and limits."""
 
@@ -58,7 +60,9 @@ class GenerationServiceAsyncStub(GenerationServiceStub):
     SpeculationStats.fallback_rounds.
     """
     GenerateStream: _aio.UnaryStreamMultiCallable[_generation_pb2.GenerateStreamRequest, _generation_pb2.GenerateStreamResponse]  # type: ignore[assignment]
-    """The same answer as deltas, one a round; the last message carries finish_reason, usage and speculation."""
+    """The same answer as deltas, one a round; the last message carries finish_reason, usage and speculation. Deltas of
+    several answers (n > 1) come as they are decided, each with its index.
+    """
     GetModelInfo: _aio.UnaryUnaryMultiCallable[_generation_pb2.GetModelInfoRequest, _generation_pb2.GetModelInfoResponse]  # type: ignore[assignment]
     """Teacher, numerics, drafters and limits."""
 
@@ -84,7 +88,9 @@ class GenerationServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _generation_pb2.GenerateStreamRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_generation_pb2.GenerateStreamResponse], _abc.AsyncIterator[_generation_pb2.GenerateStreamResponse]]:
-        """The same answer as deltas, one a round; the last message carries finish_reason, usage and speculation."""
+        """The same answer as deltas, one a round; the last message carries finish_reason, usage and speculation. Deltas of
+        several answers (n > 1) come as they are decided, each with its index.
+        """
 
     @_abc_1.abstractmethod
     def GetModelInfo(

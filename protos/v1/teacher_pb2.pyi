@@ -46,6 +46,7 @@ class GetModelResponse(_message.Message):
     SLOTS_FIELD_NUMBER: _builtins.int
     FREE_SLOTS_FIELD_NUMBER: _builtins.int
     SLOT_CAPACITY_FIELD_NUMBER: _builtins.int
+    PREFIX_CACHE_FIELD_NUMBER: _builtins.int
     slots: _builtins.int
     """Slots in all and free now."""
     free_slots: _builtins.int
@@ -59,6 +60,8 @@ class GetModelResponse(_message.Message):
     def max_budget(self) -> _tree_pb2.TreeBudget:
         """Largest tree that `verify` accepts."""
 
+    @_builtins.property
+    def prefix_cache(self) -> Global___PrefixCacheStats: ...
     def __init__(
         self,
         *,
@@ -68,14 +71,54 @@ class GetModelResponse(_message.Message):
         slots: _builtins.int = ...,
         free_slots: _builtins.int = ...,
         slot_capacity: _builtins.int = ...,
+        prefix_cache: Global___PrefixCacheStats | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["fingerprint", b"fingerprint", "max_budget", b"max_budget", "numerics", b"numerics"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["fingerprint", b"fingerprint", "max_budget", b"max_budget", "numerics", b"numerics", "prefix_cache", b"prefix_cache"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["fingerprint", b"fingerprint", "free_slots", b"free_slots", "max_budget", b"max_budget", "numerics", b"numerics", "slot_capacity", b"slot_capacity", "slots", b"slots"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["fingerprint", b"fingerprint", "free_slots", b"free_slots", "max_budget", b"max_budget", "numerics", b"numerics", "prefix_cache", b"prefix_cache", "slot_capacity", b"slot_capacity", "slots", b"slots"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___GetModelResponse: _TypeAlias = GetModelResponse  # noqa: Y015
+
+@_typing.final
+class PrefixCacheStats(_message.Message):
+    """The KV of sessions, ended and running, that later ones start from where their prompts begin alike."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TOKEN_LIMIT_FIELD_NUMBER: _builtins.int
+    TOKENS_FIELD_NUMBER: _builtins.int
+    ENTRIES_FIELD_NUMBER: _builtins.int
+    SESSIONS_FIELD_NUMBER: _builtins.int
+    HITS_FIELD_NUMBER: _builtins.int
+    HIT_TOKENS_FIELD_NUMBER: _builtins.int
+    token_limit: _builtins.int
+    """Most tokens kept of sessions that ended; 0: prefixes are not reused at all."""
+    tokens: _builtins.int
+    """Tokens kept now, and of how many sessions."""
+    entries: _builtins.int
+    sessions: _builtins.int
+    """Since the start: sessions opened, those of them that reused any token, and prompt tokens reused."""
+    hits: _builtins.int
+    hit_tokens: _builtins.int
+    def __init__(
+        self,
+        *,
+        token_limit: _builtins.int = ...,
+        tokens: _builtins.int = ...,
+        entries: _builtins.int = ...,
+        sessions: _builtins.int = ...,
+        hits: _builtins.int = ...,
+        hit_tokens: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["entries", b"entries", "hit_tokens", b"hit_tokens", "hits", b"hits", "sessions", b"sessions", "token_limit", b"token_limit", "tokens", b"tokens"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PrefixCacheStats: _TypeAlias = PrefixCacheStats  # noqa: Y015
 
 @_typing.final
 class GetTokenizerRequest(_message.Message):
@@ -185,6 +228,8 @@ class OpenTeacherSession(_message.Message):
     SAMPLING_FIELD_NUMBER: _builtins.int
     ANSWER_START_FIELD_NUMBER: _builtins.int
     LOGPROBS_FIELD_NUMBER: _builtins.int
+    PROMPT_LOGPROBS_FIELD_NUMBER: _builtins.int
+    PRIORITY_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """For logs and traces on both sides; 1 .. 128 printable characters."""
     max_new_tokens: _builtins.int
@@ -197,6 +242,12 @@ class OpenTeacherSession(_message.Message):
     """How many of prompt_token_ids are prompt; the rest, after a failover, is answer. At most all of them; absent: all."""
     logprobs: _builtins.int
     """Send log-probabilities of every decided token, and of so many of the best ones; at most 20; absent: none at all."""
+    prompt_logprobs: _builtins.int
+    """Send log-probabilities of the prompt's own tokens, and of so many of the best ones; at most 20; absent: none at all.
+    Such a session reads its whole prompt: none of it comes from the prefix cache.
+    """
+    priority: _builtins.int
+    """Of two sessions that wait for a slot the one of higher priority comes first; -100 .. 100. Nobody is interrupted."""
     @_builtins.property
     def fingerprint(self) -> _model_pb2.ModelFingerprint:
         """What the opener believes the teacher to be; compared with the teacher's own."""
@@ -229,19 +280,25 @@ class OpenTeacherSession(_message.Message):
         sampling: _sampling_pb2.Sampling | None = ...,
         answer_start: _builtins.int | None = ...,
         logprobs: _builtins.int | None = ...,
+        prompt_logprobs: _builtins.int | None = ...,
+        priority: _builtins.int = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_answer_start", b"_answer_start", "_logprobs", b"_logprobs", "answer_start", b"answer_start", "fingerprint", b"fingerprint", "logprobs", b"logprobs", "max_budget", b"max_budget", "sampling", b"sampling"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_answer_start", b"_answer_start", "_logprobs", b"_logprobs", "_prompt_logprobs", b"_prompt_logprobs", "answer_start", b"answer_start", "fingerprint", b"fingerprint", "logprobs", b"logprobs", "max_budget", b"max_budget", "prompt_logprobs", b"prompt_logprobs", "sampling", b"sampling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_answer_start", b"_answer_start", "_logprobs", b"_logprobs", "answer_start", b"answer_start", "fingerprint", b"fingerprint", "logprobs", b"logprobs", "max_budget", b"max_budget", "max_new_tokens", b"max_new_tokens", "prompt_token_ids", b"prompt_token_ids", "request_id", b"request_id", "sampling", b"sampling", "want_features", b"want_features"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_answer_start", b"_answer_start", "_logprobs", b"_logprobs", "_prompt_logprobs", b"_prompt_logprobs", "answer_start", b"answer_start", "fingerprint", b"fingerprint", "logprobs", b"logprobs", "max_budget", b"max_budget", "max_new_tokens", b"max_new_tokens", "priority", b"priority", "prompt_logprobs", b"prompt_logprobs", "prompt_token_ids", b"prompt_token_ids", "request_id", b"request_id", "sampling", b"sampling", "want_features", b"want_features"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__answer_start: _TypeAlias = _typing.Literal["answer_start"]  # noqa: Y015
     _WhichOneofArgType__answer_start: _TypeAlias = _typing.Literal["_answer_start", b"_answer_start"]  # noqa: Y015
     _WhichOneofReturnType__logprobs: _TypeAlias = _typing.Literal["logprobs"]  # noqa: Y015
     _WhichOneofArgType__logprobs: _TypeAlias = _typing.Literal["_logprobs", b"_logprobs"]  # noqa: Y015
+    _WhichOneofReturnType__prompt_logprobs: _TypeAlias = _typing.Literal["prompt_logprobs"]  # noqa: Y015
+    _WhichOneofArgType__prompt_logprobs: _TypeAlias = _typing.Literal["_prompt_logprobs", b"_prompt_logprobs"]  # noqa: Y015
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__answer_start) -> _WhichOneofReturnType__answer_start | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__logprobs) -> _WhichOneofReturnType__logprobs | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__prompt_logprobs) -> _WhichOneofReturnType__prompt_logprobs | None: ...
 
 Global___OpenTeacherSession: _TypeAlias = OpenTeacherSession  # noqa: Y015
 
@@ -293,6 +350,7 @@ class VerifyResponse(_message.Message):
     PREFILLED_FIELD_NUMBER: _builtins.int
     VERDICT_FIELD_NUMBER: _builtins.int
     REJECTION_FIELD_NUMBER: _builtins.int
+    PROMPT_LOGPROBS_FIELD_NUMBER: _builtins.int
     epoch: _builtins.int
     @_builtins.property
     def opened(self) -> Global___TeacherSessionOpened: ...
@@ -304,6 +362,8 @@ class VerifyResponse(_message.Message):
     def verdict(self) -> Global___Verdict: ...
     @_builtins.property
     def rejection(self) -> Global___Rejection: ...
+    @_builtins.property
+    def prompt_logprobs(self) -> Global___PromptLogprobs: ...
     def __init__(
         self,
         *,
@@ -313,12 +373,13 @@ class VerifyResponse(_message.Message):
         prefilled: Global___Prefilled | None = ...,
         verdict: Global___Verdict | None = ...,
         rejection: Global___Rejection | None = ...,
+        prompt_logprobs: Global___PromptLogprobs | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["features", b"features", "message", b"message", "opened", b"opened", "prefilled", b"prefilled", "rejection", b"rejection", "verdict", b"verdict"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["features", b"features", "message", b"message", "opened", b"opened", "prefilled", b"prefilled", "prompt_logprobs", b"prompt_logprobs", "rejection", b"rejection", "verdict", b"verdict"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "features", b"features", "message", b"message", "opened", b"opened", "prefilled", b"prefilled", "rejection", b"rejection", "verdict", b"verdict"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "features", b"features", "message", b"message", "opened", b"opened", "prefilled", b"prefilled", "prompt_logprobs", b"prompt_logprobs", "rejection", b"rejection", "verdict", b"verdict"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["opened", "features", "prefilled", "verdict", "rejection"]  # noqa: Y015
+    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["opened", "features", "prefilled", "verdict", "rejection", "prompt_logprobs"]  # noqa: Y015
     _WhichOneofArgType_message: _TypeAlias = _typing.Literal["message", b"message"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_message) -> _WhichOneofReturnType_message | None: ...
 
@@ -349,6 +410,34 @@ class TeacherSessionOpened(_message.Message):
 Global___TeacherSessionOpened: _TypeAlias = TeacherSessionOpened  # noqa: Y015
 
 @_typing.final
+class PromptLogprobs(_message.Message):
+    """Log-probabilities of consecutive prompt tokens, each as the tokens before it let expect. The first token of a prompt
+    has none.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    START_FIELD_NUMBER: _builtins.int
+    TOKENS_FIELD_NUMBER: _builtins.int
+    start: _builtins.int
+    """Position of the first one, >= 1."""
+    @_builtins.property
+    def tokens(self) -> _containers.RepeatedCompositeFieldContainer[_sampling_pb2.TokenLogprobs]: ...
+    def __init__(
+        self,
+        *,
+        start: _builtins.int = ...,
+        tokens: _abc.Iterable[_sampling_pb2.TokenLogprobs] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["start", b"start", "tokens", b"tokens"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PromptLogprobs: _TypeAlias = PromptLogprobs  # noqa: Y015
+
+@_typing.final
 class Prefilled(_message.Message):
     """The prompt's KV is written and the first token of the answer is decided."""
 
@@ -359,12 +448,15 @@ class Prefilled(_message.Message):
     MARGIN_FIELD_NUMBER: _builtins.int
     TIMINGS_FIELD_NUMBER: _builtins.int
     LOGPROBS_FIELD_NUMBER: _builtins.int
+    CACHED_TOKENS_FIELD_NUMBER: _builtins.int
     next_token_id: _builtins.int
     """The first answer token; the root of round 1."""
     committed_length: _builtins.int
     """Tokens whose KV is final: the length of the prompt."""
     margin: _builtins.float
     """Top-2 logit margin of next_token_id in logits, >= 0."""
+    cached_tokens: _builtins.int
+    """Prompt tokens whose KV came from the prefix cache."""
     @_builtins.property
     def timings(self) -> Global___TeacherTimings: ...
     @_builtins.property
@@ -379,10 +471,11 @@ class Prefilled(_message.Message):
         margin: _builtins.float = ...,
         timings: Global___TeacherTimings | None = ...,
         logprobs: _sampling_pb2.TokenLogprobs | None = ...,
+        cached_tokens: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["logprobs", b"logprobs", "timings", b"timings"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["committed_length", b"committed_length", "logprobs", b"logprobs", "margin", b"margin", "next_token_id", b"next_token_id", "timings", b"timings"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cached_tokens", b"cached_tokens", "committed_length", b"committed_length", "logprobs", b"logprobs", "margin", b"margin", "next_token_id", b"next_token_id", "timings", b"timings"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

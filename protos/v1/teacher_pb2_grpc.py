@@ -72,7 +72,8 @@ class TeacherServiceServicer:
 
     def Verify(self, request_iterator, context):
         """One session: the stream is the session, and its end frees the KV. First message `open`, then one `verify` a round.
-        Answers: `opened`, zero or more `features`, `prefilled`, then one `verdict` or `rejection` for each `verify`.
+        Answers: `opened`, zero or more `features` and `prompt_logprobs`, `prefilled`, then one `verdict` or `rejection` for
+        each `verify`.
 
         Status at the end of the stream: INVALID_ARGUMENT (bad open), FAILED_PRECONDITION (fingerprint differs, first
         message is not `open`, second `open`), RESOURCE_EXHAUSTED (no slot within the queue limits; with RetryInfo),

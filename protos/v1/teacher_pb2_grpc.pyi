@@ -39,7 +39,8 @@ class TeacherServiceStub:
     """Everything that a torch-free peer needs to turn text into the teacher's ids and back."""
     Verify: _grpc.StreamStreamMultiCallable[_teacher_pb2.VerifyRequest, _teacher_pb2.VerifyResponse]
     """One session: the stream is the session, and its end frees the KV. First message `open`, then one `verify` a round.
-    Answers: `opened`, zero or more `features`, `prefilled`, then one `verdict` or `rejection` for each `verify`.
+    Answers: `opened`, zero or more `features` and `prompt_logprobs`, `prefilled`, then one `verdict` or `rejection` for
+    each `verify`.
 
     Status at the end of the stream: INVALID_ARGUMENT (bad open), FAILED_PRECONDITION (fingerprint differs, first
     message is not `open`, second `open`), RESOURCE_EXHAUSTED (no slot within the queue limits; with RetryInfo),
@@ -58,7 +59,8 @@ class TeacherServiceAsyncStub(TeacherServiceStub):
     """Everything that a torch-free peer needs to turn text into the teacher's ids and back."""
     Verify: _aio.StreamStreamMultiCallable[_teacher_pb2.VerifyRequest, _teacher_pb2.VerifyResponse]  # type: ignore[assignment]
     """One session: the stream is the session, and its end frees the KV. First message `open`, then one `verify` a round.
-    Answers: `opened`, zero or more `features`, `prefilled`, then one `verdict` or `rejection` for each `verify`.
+    Answers: `opened`, zero or more `features` and `prompt_logprobs`, `prefilled`, then one `verdict` or `rejection` for
+    each `verify`.
 
     Status at the end of the stream: INVALID_ARGUMENT (bad open), FAILED_PRECONDITION (fingerprint differs, first
     message is not `open`, second `open`), RESOURCE_EXHAUSTED (no slot within the queue limits; with RetryInfo),
@@ -92,7 +94,8 @@ class TeacherServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_teacher_pb2.VerifyResponse], _abc.AsyncIterator[_teacher_pb2.VerifyResponse]]:
         """One session: the stream is the session, and its end frees the KV. First message `open`, then one `verify` a round.
-        Answers: `opened`, zero or more `features`, `prefilled`, then one `verdict` or `rejection` for each `verify`.
+        Answers: `opened`, zero or more `features` and `prompt_logprobs`, `prefilled`, then one `verdict` or `rejection` for
+        each `verify`.
 
         Status at the end of the stream: INVALID_ARGUMENT (bad open), FAILED_PRECONDITION (fingerprint differs, first
         message is not `open`, second `open`), RESOURCE_EXHAUSTED (no slot within the queue limits; with RetryInfo),

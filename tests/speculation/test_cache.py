@@ -98,3 +98,64 @@ def test_growth_must_continue_the_branch() -> None:
     write(slot, 2)
     with pytest.raises(ValueError, match="does not continue"):
         slot.begin(3, 4)
+
+
+def committed(*numbers: float, branch: str = "shared") -> Slot:
+    """A slot whose committed columns hold these numbers; whatever lies behind them is NaN."""
+    slot = Slot(SHAPE, 64, branch)
+    slot._main.keys.fill_(float("nan"))
+    slot._main.values.fill_(float("nan"))
+    for number in numbers:
+        write(slot, 1, base=number)
+        slot.commit_all()
+    return slot
+
+
+@pytest.mark.parametrize("kept", [False, True])
+@pytest.mark.parametrize("branch", ["shared", "replicate"])
+@pytest.mark.parametrize("length", [0, 1, 3])
+def test_a_slot_adopts_committed_columns_and_touches_no_other(kept: bool, branch: str, length: int) -> None:
+    source = committed(5, 6, 7, branch=branch)
+    write(source, 2, base=8)  # a branch, which is nobody's yet
+    slot = committed(branch=branch)
+    slot.adopt(source.keep() if kept else source, length)
+    assert keys(slot) == [5, 6, 7][:length]
+    for tensor in (slot._main.keys, slot._main.values):
+        assert torch.isnan(tensor[:, :, length:]).all()
+    write(slot, 3, base=20)
+    slot.commit([2])
+    assert keys(slot) == [*[5, 6, 7][:length], 20, 22]
+    assert keys(source) == [5, 6, 7]
+
+
+def test_what_is_kept_of_a_slot_is_its_committed_columns_and_outlives_it() -> None:
+    source = committed(5, 6, 7)
+    kept = source.keep()
+    storage = weakref.ref(source._main)
+    assert kept._main.keys.shape[2] == kept.committed_length == 3
+    source._main.keys.zero_()
+    del source
+    assert storage() is None
+    slot = committed()
+    slot.adopt(kept, 3)
+    assert keys(slot) == [5, 6, 7]
+
+
+def test_only_an_empty_slot_adopts_and_only_what_there_is() -> None:
+    source = committed(5, 6, 7)
+    for length in (-1, 4):
+        with pytest.raises(ValueError, match=r"expected a length in \[0, 3\]"):
+            committed().adopt(source, length)
+    with pytest.raises(ValueError, match="expected an empty slot"):
+        committed(1).adopt(source, 2)
+    branching = committed()
+    write(branching, 1)
+    with pytest.raises(ValueError, match="expected an empty slot"):
+        branching.adopt(source, 2)
+    with pytest.raises(ValueError, match="expected a source of"):
+        Slot(SHAPE._replace(layers=1), 64).adopt(source, 2)
+    long = Slot(SHAPE, 128)
+    write(long, 65)
+    long.commit_all()
+    with pytest.raises(ValueError, match=r"expected a length in \[0, 64\]"):
+        committed().adopt(long, 65)

@@ -222,3 +222,46 @@ def test_the_self_test_notices_attention_that_is_not_invariant(tmp_path: Path) -
     lenient.warm_up()
     assert lenient.numerics.policy == "free"
     assert "self-test" in lenient.numerics.degraded_reason
+
+
+@pytest.mark.parametrize(("mode", "numerics"), NUMERICS)
+@pytest.mark.parametrize("branch", ["shared", "replicate"])
+@pytest.mark.parametrize("kept", [False, True])
+@pytest.mark.parametrize("length", [1, 63, 64, 70])
+def test_a_slot_that_adopts_goes_on_as_if_it_had_read_the_tokens(
+    tmp_path: Path, mode: str, numerics: str, branch: str, kept: bool, length: int
+) -> None:
+    """From prefilled tokens and from a tree's committed rows; NaN lies everywhere else."""
+    target = engine(tmp_path, mode=mode, numerics=numerics, branch=branch)
+    tree = TokenTree.build([9, 1, 2, 3, 4, 5, 6], [0, 0, 1, 0, 2, 1, 5])
+    source, adopting, cold = target.open_slot(), target.open_slot(80), target.open_slot()
+    target.prefill(source, prompt(66), want_logits=False)
+    target.verify(source, tree)
+    target.commit(source, [1, 5, 6])
+    assert source.committed_length == 70
+    text = np.concatenate([prompt(66), tree.token_ids[[0, 1, 5, 6]]])[:length]
+    target.prefill(cold, text, want_logits=False)
+    for slot, columns in ((source, 70), (adopting, 0)):
+        slot._main.keys[:, :, columns:] = float("nan")
+        slot._main.values[:, :, columns:] = float("nan")
+    adopting.adopt(source.keep() if kept else source, length)
+    following = bushy_tree(9, seed=1)
+    logits, expected = (target.verify(slot, following).logits for slot in (adopting, cold))
+    if numerics == "bitwise":
+        assert torch.equal(logits, expected)
+    else:
+        torch.testing.assert_close(logits, expected, atol=2e-3, rtol=1e-3)
+
+
+@pytest.mark.parametrize("chunk", [1, 16, 50])
+def test_prefill_gives_the_logits_of_every_row_on_demand_in_the_bits_of_the_last_one(
+    tmp_path: Path, chunk: int
+) -> None:
+    target = engine(tmp_path, numerics="bitwise")
+    ids, one_by_one_slot, slot = prompt(50), target.open_slot(), target.open_slot()
+    alone = [target.prefill(one_by_one_slot, ids[row : row + 1], want_logits=True).logits[0] for row in range(len(ids))]
+    together = [
+        target.prefill(slot, ids[start : start + chunk], want_logits=True, every_row=True).logits
+        for start in range(0, len(ids), chunk)
+    ]
+    assert torch.equal(torch.cat(together), torch.stack(alone))

@@ -81,6 +81,16 @@ class FakeSlot:
     def committed_length(self) -> int:
         return len(self.history)
 
+    def adopt(self, source: FakeSlot, length: int) -> None:
+        assert not self.history
+        assert 0 < length <= source.committed_length
+        self.history = source.history[:length]
+
+    def keep(self) -> FakeSlot:
+        kept = FakeSlot(self.committed_length)
+        kept.history = list(self.history)
+        return kept
+
 
 class FakeEngine:
     """`calls` holds one line a pass or commit, in the order of the worker."""
@@ -97,12 +107,19 @@ class FakeEngine:
         return self.slots[-1]
 
     def prefill(
-        self, slot: FakeSlot, token_ids: NDArray[np.int64], *, want_logits: bool, want_features: bool = False
+        self,
+        slot: FakeSlot,
+        token_ids: NDArray[np.int64],
+        *,
+        want_logits: bool,
+        want_features: bool = False,
+        every_row: bool = False,
     ) -> ForwardResult:
         self._pass(f"prefill {slot.committed_length}+{len(token_ids)} of {(slot.history + token_ids.tolist())[0]}")
         histories = [slot.history + token_ids[: n + 1].tolist() for n in range(len(token_ids))]
         slot.history = histories[-1]
-        return self._result(histories, histories[-1:] if want_logits else None, want_features)
+        scored = histories if every_row else histories[-1:]
+        return self._result(histories, scored if want_logits else None, want_features)
 
     def verify(self, slot: FakeSlot, tree: TokenTree, *, want_features: bool = False) -> ForwardResult:
         self._pass(f"verify {tree.rows} of {slot.history[0]}")

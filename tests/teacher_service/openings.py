@@ -21,5 +21,7 @@ def opening(**changes) -> Opening:
         "want_features": False,
         "sampling": SamplingParameters(),
         "logprobs": None,
+        "prompt_logprobs": None,
+        "priority": 0,
     }
     return Opening(**{**values, "answer_start": len(changes.get("prompt", PROMPT)), **changes})

@@ -57,6 +57,7 @@ class PeerSession:
     def __init__(self, stub: teacher_pb2_grpc.TeacherServiceStub, fingerprint: model_pb2.ModelFingerprint) -> None:
         self.call = stub.Verify()
         self.features: list[tree_pb2.Features] = []
+        self.prompt_logprobs: list[teacher_pb2.PromptLogprobs] = []
         self.prefilled = teacher_pb2.Prefilled()
         self.opened = teacher_pb2.TeacherSessionOpened()
         self._fingerprint = fingerprint
@@ -104,8 +105,11 @@ class PeerSession:
 
     async def read_prefilled(self) -> teacher_pb2.Prefilled:
         self.opened = (await self.read()).opened
-        while (response := await self.read()).WhichOneof("message") == "features":
-            self.features.append(response.features)
+        while (response := await self.read()).WhichOneof("message") in ("features", "prompt_logprobs"):
+            if response.HasField("features"):
+                self.features.append(response.features)
+            else:
+                self.prompt_logprobs.append(response.prompt_logprobs)
         assert response.WhichOneof("message") == "prefilled"
         self.prefilled = response.prefilled
         return self.prefilled

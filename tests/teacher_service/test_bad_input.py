@@ -98,6 +98,8 @@ BAD_OPENINGS = {
     "more than a slot holds": ({"max_new_tokens": 100}, "open.max_new_tokens"),
     "no budget": ({"max_budget": None}, "open.max_budget"),
     "too large a tree": ({"max_budget": tree_pb2.TreeBudget(rows=9, depth=1)}, "open.max_budget.rows"),
+    "too many log-probabilities of the prompt": ({"prompt_logprobs": 21}, "open.prompt_logprobs"),
+    "a priority that is none": ({"priority": -101}, "open.priority"),
     "too deep a tree": ({"max_budget": tree_pb2.TreeBudget(rows=1, depth=5)}, "open.max_budget.depth"),
 }
 

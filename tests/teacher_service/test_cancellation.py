@@ -48,7 +48,7 @@ async def test_a_session_cancelled_while_its_work_waits_takes_it_out_of_the_mode
         await second.send_open([1, 2, 3])
         await until(lambda: served.service.executor.heartbeat().waiting == 1)
         second.call.cancel()
-        await until(lambda: served.service.executor.heartbeat().waiting == 0)
+        await until(lambda: served.service.slots.in_use == 1)
         gate.let(2)
         await first.read_prefilled()
         assert engine.calls == ["prefill 0+4 of 11", "prefill 4+2 of 11"]

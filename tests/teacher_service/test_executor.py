@@ -3,6 +3,7 @@ import contextvars
 import threading
 
 import pytest
+from structlog.testing import capture_logs
 
 from teacher_service.executor import Executor, ExecutorClosedError
 
@@ -140,3 +141,37 @@ async def test_closing_fails_what_waits_and_what_comes_later():
     with pytest.raises(ExecutorClosedError):
         await executor.run("b", lambda: None)
     await executor.close()
+
+
+async def test_work_that_nobody_waits_for_runs_after_what_its_session_handed_in_before(executor):
+    gate, held_task = await held(executor)
+    order = []
+    before = await queued(executor, "a", lambda: order.append("awaited"))
+    executor.submit("a", lambda: order.append("submitted"))
+    later = await queued(executor, "b", lambda: order.append("another session"))
+    gate.opened.set()
+    await asyncio.gather(held_task, before, later, executor.run("a", lambda: None))
+    assert order == ["awaited", "another session", "submitted"]
+
+
+async def test_work_that_nobody_waits_for_is_logged_when_it_fails_and_the_executor_goes_on(executor):
+    with capture_logs() as lines:
+        executor.submit("a", lambda: 1 // 0)
+        assert (await executor.run("a", lambda: 7)).value == 7
+    [line] = lines
+    assert line["log_level"] == "error"
+    assert isinstance(line["exc_info"], ZeroDivisionError)
+
+
+async def test_work_that_nobody_waits_for_is_dropped_without_a_word_when_the_executor_closes():
+    executor = Executor()
+    gate, held_task = await held(executor)
+    done = []
+    with capture_logs() as lines:
+        executor.submit("a", lambda: done.append("waited"))
+        closing = asyncio.create_task(executor.close())
+        await asyncio.sleep(0)
+        executor.submit("a", lambda: done.append("came late"))
+        gate.opened.set()
+        await asyncio.gather(held_task, closing)
+    assert (done, lines) == ([], [])

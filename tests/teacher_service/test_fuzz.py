@@ -55,6 +55,9 @@ openings = st.builds(
     max_new_tokens=uint32,
     max_budget=st.builds(tree_pb2.TreeBudget, rows=uint32, depth=uint32),
     want_features=st.booleans(),
+    logprobs=st.none() | uint32,
+    prompt_logprobs=st.none() | uint32,
+    priority=st.integers(-101, 101) | st.sampled_from([-(2**31), 2**31 - 1]),
 )
 requests = st.one_of(
     verifications,
@@ -100,7 +103,7 @@ async def ended(call: grpc.aio.StreamStreamCall) -> bool:
     """Read the answer to one message; True when it was the end of the stream."""
     try:
         while (response := await call.read()) is not grpc.aio.EOF:
-            if response.WhichOneof("message") not in ("opened", "features"):
+            if response.WhichOneof("message") not in ("opened", "features", "prompt_logprobs"):
                 return False
     except grpc.aio.AioRpcError:
         pass

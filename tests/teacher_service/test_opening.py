@@ -20,6 +20,10 @@ REFUSED = {
     "too much depth": ({"max_depth": 9}, "open.max_budget.depth", None),
     "no answer token": ({"max_new_tokens": 0}, "open.max_new_tokens", None),
     "more than a slot holds": ({"max_new_tokens": 188}, "open.max_new_tokens", None),
+    "too many log-probabilities": ({"logprobs": 21}, "open.logprobs", None),
+    "too many of the prompt": ({"prompt_logprobs": 21}, "open.prompt_logprobs", None),
+    "a priority too high": ({"priority": 101}, "open.priority", None),
+    "a priority too low": ({"priority": -101}, "open.priority", None),
 }
 
 
@@ -90,3 +94,5 @@ def test_an_opening_at_every_limit_is_taken():
     opening(**tokens(1), max_new_tokens=1, max_rows=14).validate(replace(LIMITS, slot_capacity=16))
     opening(max_rows=0, max_depth=0).validate(LIMITS)
     opening(request_id="x" * 128).validate(LIMITS)
+    opening(logprobs=20, prompt_logprobs=20, priority=100).validate(LIMITS)
+    opening(logprobs=0, prompt_logprobs=0, priority=-100).validate(LIMITS)

@@ -5,7 +5,10 @@ import pytest
 
 from eagle_pangu.speculation.tree import TokenTree
 from protos.errors import InvalidFieldError, StaleMessageError
-from teacher_service.session import Round, Session, Verdict
+from teacher_service.prefix_cache import PrefixCache
+from teacher_service.replies import Verdict
+from teacher_service.round import Round
+from teacher_service.session import Session
 from tests.teacher_service.fakes import (
     CONTEXT_LIMIT,
     FEATURE_WIDTH,
@@ -22,7 +25,7 @@ from tests.teacher_service.openings import LIMITS, PROMPT, opening
 def opened(chunk: int = 256, **changes) -> tuple[Session, FakeEngine, int]:
     """A session after prefill, its engine, and the first answer token."""
     engine = FakeEngine()
-    session = Session(engine, opening(**changes), LIMITS, chunk)
+    session = Session(engine, opening(**changes), LIMITS, chunk, PrefixCache(0))
     while (first := session.prefill_next().first_token) is None:
         pass
     return session, engine, first.token_id
@@ -46,10 +49,10 @@ def tree_that_accepts(history: list[int], rows: int, accepted: int) -> TokenTree
 
 @pytest.mark.parametrize("chunk", [1, 2, 4, 5, 100])
 def test_chunked_and_whole_prefill_decide_the_same_token_and_send_the_same_features(chunk):
-    session = Session(FakeEngine(), opening(want_features=True), LIMITS, chunk)
+    session = Session(FakeEngine(), opening(want_features=True), LIMITS, chunk, PrefixCache(0))
     starts, rows, first = [], [], None
     while first is None:
-        features, first = session.prefill_next()
+        features, _, first = session.prefill_next()
         starts.append(features.start)
         rows.append(features.bits)
     assert first == (next_token(PROMPT), MARGIN, None)

@@ -102,6 +102,20 @@ async def test_a_full_queue_refuses_with_retry_info_and_a_freed_slot_serves_the_
         assert third.prefilled.timings.queue_us > 0
 
 
+async def test_a_freed_slot_serves_the_session_of_the_highest_priority_first():
+    async with serving(FakeEngine(), slots=1, queue_limit=2) as served:
+        first, low, high = (served.session() for _ in range(3))
+        await first.open(PROMPT)
+        for waiting, (session, priority) in enumerate(((low, -1), (high, 100)), 1):
+            await session.send_open(PROMPT, priority=priority)
+            await until(lambda waiting=waiting: served.service.slots.waiting == waiting)
+        await first.close()
+        await high.read_prefilled()
+        assert served.service.slots.waiting == 1
+        await high.close()
+        await low.read_prefilled()
+
+
 async def test_a_slot_that_does_not_come_free_in_time_is_refused():
     async with serving(FakeEngine(), slots=1, queue_seconds=0) as served:
         first, second = served.session(), served.session()

@@ -9,12 +9,12 @@ from teacher_service.slots import Slots
 class Holder:
     """Holds a slot in a task of its own until told to end."""
 
-    def __init__(self, slots: Slots) -> None:
+    def __init__(self, slots: Slots, priority: int = 0) -> None:
         self.got, self.end = asyncio.Event(), asyncio.Event()
-        self.task = asyncio.create_task(self._hold(slots))
+        self.task = asyncio.create_task(self._hold(slots, priority))
 
-    async def _hold(self, slots: Slots) -> None:
-        async with slots.hold():
+    async def _hold(self, slots: Slots, priority: int) -> None:
+        async with slots.hold(priority):
             self.got.set()
             await self.end.wait()
 
@@ -118,3 +118,53 @@ async def test_closing_refuses_waiters_and_newcomers_and_lets_holders_finish():
     assert not idle.done()
     await first.release()
     await idle
+
+
+async def test_a_freed_slot_goes_to_the_highest_priority_and_among_equals_to_the_one_that_waits_longest():
+    slots = Slots(1, queue_limit=9, queue_seconds=60)
+    first = Holder(slots, -100)
+    await settle()
+    waiting = {}
+    for place, priority in enumerate((0, -3, 5, 0, 5, -3)):
+        waiting[place] = Holder(slots, priority)
+        await settle()
+    order, holder = [], first
+    while waiting:
+        await holder.release()
+        await settle()
+        [place] = [place for place, each in waiting.items() if each.got.is_set()]
+        order.append(place)
+        holder = waiting.pop(place)
+    assert order == [2, 4, 0, 3, 1, 5]
+    await holder.release()
+    assert (slots.in_use, slots.waiting) == (0, 0)
+
+
+async def test_the_highest_priority_interrupts_nobody_and_is_refused_by_a_full_queue():
+    slots = Slots(1, queue_limit=1, queue_seconds=60)
+    first, second = Holder(slots, -100), Holder(slots, -100)
+    await settle()
+    with pytest.raises(ResourceExhaustedError):
+        async with slots.hold(100):
+            pytest.fail("no slot was free")
+    assert first.got.is_set()
+    await first.release()
+    await second.got.wait()
+    await second.release()
+
+
+async def test_a_cancelled_waiter_of_high_priority_leaves_the_others_in_their_order():
+    slots = Slots(1, queue_limit=9, queue_seconds=60)
+    first = Holder(slots)
+    await settle()
+    low, high, middle = (Holder(slots, priority) for priority in (-1, 9, 1))
+    await settle()
+    high.task.cancel()
+    await settle()
+    assert slots.waiting == 2
+    await first.release()
+    await middle.got.wait()
+    assert not low.got.is_set()
+    await middle.release()
+    await low.got.wait()
+    await low.release()
