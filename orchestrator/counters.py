@@ -1,4 +1,4 @@
-"""What one request counts: rounds, drafted and accepted rows, fallbacks, and where the time went.
+"""What one answer counts: rounds, drafted and accepted rows, fallbacks, and where the time went.
 
 Counts only; rates are the reader's, but for the one that the response carries. It knows no messages and no clock.
 """
@@ -25,12 +25,13 @@ class PartTimes(NamedTuple):
 
 @dataclass
 class Counters:
-    """Sums over the rounds of one request.
+    """Sums over the rounds of one answer.
 
     At every moment 0 <= accepted <= drafted, and emitted tokens = 1 + accepted + rounds - cut, where the 1 is the token
     that prefill decides and cut is 1 when a stop took the last round's next token, else 0.
 
     drafter: that served; "none" until a draft session opened. fallback_reasons: each once, in order of appearance.
+    cached_prompt_tokens: of which the teacher had the KV when the answer began.
     """
 
     drafter: str = "none"
@@ -42,6 +43,7 @@ class Counters:
     times: PartTimes = field(default_factory=PartTimes)
     rounds_us: int = 0
     prefill_us: int = 0
+    cached_prompt_tokens: int = 0
 
     def count_round(self, *, drafted: int, accepted: int, fallback: str | None, times: PartTimes) -> None:
         """One more round.

@@ -7,16 +7,15 @@ token's text is what it adds to the text of a short window of tokens before it. 
 from __future__ import annotations
 
 import codecs
-import re
+from collections.abc import Sequence
 
+from orchestrator.token_bytes import BYTE_TOKEN
 from orchestrator.tokenizer import Tokenizer
 
 REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 CHARACTER_BYTES = 4
 """A character has at most so many bytes, hence at most so many tokens that make text."""
 LONGEST_WINDOW = 4 * CHARACTER_BYTES
-
-_BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 
 class Detokenizer:
@@ -34,7 +33,7 @@ class Detokenizer:
 
     def push(self, token_id: int) -> str:
         """The text that became final with this id; empty while a character lacks bytes."""
-        if token_id in self._tokenizer.special_ids or self._tokenizer.token(token_id) is None:
+        if not _has_text(self._tokenizer, token_id):
             return ""
         self._window.append(token_id)
         text = self._tokenizer.decode(self._window)
@@ -53,12 +52,7 @@ class Detokenizer:
 
     def finish(self) -> str:
         """What is left at the end. Call once; nothing may follow."""
-        piece = self._tokenizer.decode(self._window)[self._given :]
-        tail = [self._tokenizer.token(token_id) or "" for token_id in self._window[-CHARACTER_BYTES:]]
-        if not _ends_inside_character(tail):
-            return piece
-        # One mark stands for the missing character, but a run of single-byte tokens is marked byte by byte.
-        return piece.rstrip(REPLACEMENT) if _BYTE_TOKEN.fullmatch(tail[-1]) else piece[:-1]
+        return _without_cut_character(self._tokenizer, self._window, self._given)
 
     def _shorten(self, open_characters: int) -> None:
         """Keep the last few tokens, from the beginning of a character where there is one.
@@ -75,26 +69,22 @@ class Detokenizer:
         self._given = len(text) - open_characters
 
 
-def _ends_inside_character(tokens: list[str]) -> bool:
+def text_of(tokenizer: Tokenizer, token_ids: Sequence[int]) -> str:
+    """The text of ids all at once, as a `Detokenizer` gives it piece by piece."""
+    return _without_cut_character(tokenizer, [each for each in token_ids if _has_text(tokenizer, each)], 0)
+
+
+def _has_text(tokenizer: Tokenizer, token_id: int) -> bool:
+    return token_id not in tokenizer.special_ids and tokenizer.token(token_id) is not None
+
+
+def _without_cut_character(tokenizer: Tokenizer, token_ids: Sequence[int], start: int) -> str:
+    """The text of ids from that character on, but for a character cut through at the very end."""
+    text = tokenizer.decode(token_ids)[start:]
+    tail = token_ids[-CHARACTER_BYTES:]
     decoder = codecs.getincrementaldecoder("utf-8")("replace")
-    decoder.decode(b"".join(map(_token_bytes, tokens)))
-    return bool(decoder.getstate()[0])
-
-
-def _byte_alphabet() -> dict[str, int]:
-    """Byte-level vocabularies write each byte as one printable character: itself, or one from U+0100 on."""
-    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    others = [byte for byte in range(0x100) if byte not in printable]
-    return {chr(byte): byte for byte in printable} | {chr(0x100 + rank): byte for rank, byte in enumerate(others)}
-
-
-_BYTES = _byte_alphabet()
-
-
-def _token_bytes(token: str) -> bytes:
-    """The bytes behind a vocabulary entry, in either of the ways in which vocabularies write parts of characters."""
-    if match := _BYTE_TOKEN.fullmatch(token):
-        return bytes([int(match[1], 16)])
-    if all(character in _BYTES for character in token):
-        return bytes(_BYTES[character] for character in token)
-    return token.encode()
+    decoder.decode(b"".join(map(tokenizer.token_bytes.of, tail)))
+    if not decoder.getstate()[0]:
+        return text
+    # One mark stands for the missing character, but a run of single-byte tokens is marked byte by byte.
+    return text.rstrip(REPLACEMENT) if BYTE_TOKEN.fullmatch(tokenizer.token(tail[-1]) or "") else text[:-1]

@@ -1,4 +1,4 @@
-"""The teacher as a request sees it: one that answers, though the session behind it may have to be opened anew.
+"""The teacher as an answer sees it: one that answers, though the session behind it may have to be opened anew.
 
 A lost session is opened again, elsewhere if need be, on the prompt and the answer so far. The prefill of the new
 session decides the token that the lost round was to decide, so it stands for that round, with a tree of the root alone:
@@ -25,9 +25,9 @@ from orchestrator.teacher import FirstToken, TeacherLostError, TeacherOpening, T
 from protos.v1 import model_pb2, sampling_pb2, teacher_pb2_grpc
 
 OPEN_ATTEMPTS = 2
-"""For the first session of a request; a caller without an answer can try again as well as we can."""
+"""For the first session of an answer; a caller without an answer can try again as well as we can."""
 REOPEN_ATTEMPTS = 5
-"""In all, for the rest of a request."""
+"""In all, for the rest of an answer."""
 FIRST_BACKOFF_SECONDS = 0.05
 
 log = get_logger(__name__)
@@ -50,7 +50,7 @@ class Decision(NamedTuple):
 
 
 class Teacher:
-    """The sessions of one request, one after the other.
+    """The sessions of one answer, one after the other.
 
     Args:
         stub: of the teacher service.
@@ -141,6 +141,7 @@ class Teacher:
             prompt_token_ids=[*self._opening.prompt_token_ids, *answer],
             answer_start=len(self._opening.prompt_token_ids),
             max_new_tokens=self._opening.max_new_tokens - len(answer),
+            prompt_logprobs=None,  # they were told with the first token
         )
         patience = self._opening.answer_seconds
         full: ResourceExhaustedError | None = None

@@ -1,6 +1,7 @@
-"""One request from start to end: makes its parts, runs its rounds, and frees everything however it ends.
+"""One answer from start to end: makes its parts, runs its rounds, and frees everything however it ends.
 
-It knows neither messages nor gRPC contexts; the steps themselves are `orchestrator.rounds`.
+It knows neither messages nor gRPC contexts nor the request's other answers; the steps themselves are
+`orchestrator.rounds`.
 """
 
 from __future__ import annotations
@@ -19,14 +20,14 @@ from orchestrator.detokenizer import Detokenizer
 from orchestrator.drafters import Drafters
 from orchestrator.drafting import Drafting, DraftService
 from orchestrator.failover import Teacher
+from orchestrator.limits import Limits
 from orchestrator.model import ServedModel
 from orchestrator.requests import Request
 from orchestrator.rounds import Emission, Rounds
 from orchestrator.sessions import metadata_of
 from orchestrator.stops import End, StopRules
 from orchestrator.teacher import TeacherOpening
-from orchestrator.trace import RequestTrace, TraceFile
-from orchestrator.validation import Limits
+from orchestrator.trace import AnswerTrace, TraceFile
 from protos.v1 import model_pb2, teacher_pb2_grpc
 
 log = get_logger(__name__)
@@ -51,7 +52,13 @@ class Services:
 
 
 class Generation:
-    """One request.
+    """One answer to a request.
+
+    Args:
+        request: what this answer asks for.
+        services: to ask it of.
+        deadline: of the request.
+        index: of the answer among those to the request.
 
     Attributes:
         answer: Tokens emitted so far.
@@ -59,12 +66,13 @@ class Generation:
         numerics: How the teacher computes; known once the first token is.
     """
 
-    def __init__(self, request: Request, services: Services, deadline: Deadline) -> None:
+    def __init__(self, request: Request, services: Services, deadline: Deadline, index: int) -> None:
         self.request = request
         self._services = services
         self._drafting = Drafting(services.draft, request)
         self._teacher = Teacher(services.teacher, self._opening(), deadline, services.draining)
-        self._trace = RequestTrace(services.trace, request)
+        self._index = index
+        self._trace = AnswerTrace(services.trace, request, index)
         rules = StopRules(
             Detokenizer(services.model.tokenizer),
             end_token_ids=request.sampling.end_token_ids,
@@ -90,13 +98,16 @@ class Generation:
         return self._teacher.numerics
 
     async def run(self) -> AsyncGenerator[Emission]:
-        """The emissions of `Rounds.run`; both sessions are over before the last of them.
+        """The emissions of `Rounds.run`, with the prompt's text before the first one's where it is echoed.
+
+        Both sessions are over before the last of them.
 
         Raises:
             ServiceError: the teacher cannot go on, for the reasons that `Teacher` gives.
         """
         started = time.monotonic()
         end: End | None = None
+        before = self.request.echo or ""
         status = "CANCELLED"  # the caller went away, unless something else is found below
         try:
             async with aclosing(self._rounds.run()) as emissions:
@@ -105,6 +116,9 @@ class Generation:
                     if end is not None:
                         status = "OK"
                         self._close(graceful=True)
+                    if before:
+                        emission = emission._replace(pieces=[before + emission.pieces[0], *emission.pieces[1:]])
+                        before = ""
                     yield emission
         except ServiceError as error:
             status = error.code.name
@@ -117,7 +131,8 @@ class Generation:
                 self._close(graceful=False)
             self._trace.end(status, end.finish_reason if end else None, self.answer, self.counters)
             log.info(
-                "request ended",
+                "answer ended",
+                answer=self._index,
                 status=status,
                 prompt_tokens=len(self.request.prompt_token_ids),
                 answer_tokens=len(self.answer),
@@ -140,6 +155,8 @@ class Generation:
             answer_seconds=self._services.answer_seconds,
             sampling=request.sampling,
             logprobs=request.logprobs,
+            prompt_logprobs=request.prompt_logprobs,
+            priority=request.priority,
             metadata=metadata_of(request.request_id, request.traceparent),
         )
 

@@ -11,8 +11,8 @@ import grpc.aio
 from eagle_pangu.serving.bootstrap import StartError
 from eagle_pangu.serving.logs import get_logger
 from eagle_pangu.serving.settings import OrchestratorSettings
+from orchestrator.limits import Limits
 from orchestrator.tokenizer import Tokenizer
-from orchestrator.validation import Limits
 from protos.fingerprint import tokenizer_sha256
 from protos.v1 import model_pb2, teacher_pb2, teacher_pb2_grpc, tree_pb2
 
@@ -50,6 +50,7 @@ class ServedModel:
             eos_token_ids=tuple(self.fingerprint.eos_token_ids),
             prompt_bytes=settings.prompt_bytes_limit,
             max_tokens=settings.max_tokens_limit,
+            answers=settings.n_limit,
             rows=rows,
             depth=depth,
             default_max_tokens=min(settings.default_max_tokens, settings.max_tokens_limit),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from eagle_pangu.speculation.parameters import SamplingParameters
 
@@ -20,7 +20,9 @@ class Request:
     seed is drawn if none was given. logprobs: how many of the best tokens to give log-probabilities of, beside those
     decided; None: of none at all. drafter: by name; "none": teacher-only; "": the draft service's default. rows, depth:
     budget of every tree. return_margins: top-2 logit margins wanted. traceparent: W3C trace context that the request
-    came with; empty: none.
+    came with; empty: none. answers: how many; >= 1. echo: the prompt's text, to begin every answer with; None: not
+    asked for. prompt_logprobs: as logprobs, of the prompt's tokens. priority: among sessions that wait for the teacher
+    higher ones come first. stream_tokens: one message a token, not one a round.
     """
 
     request_id: str
@@ -35,8 +37,21 @@ class Request:
     depth: int = 0
     return_margins: bool = False
     traceparent: str = ""
+    answers: int = 1
+    echo: str | None = None
+    prompt_logprobs: int | None = None
+    priority: int = 0
+    stream_tokens: bool = False
 
     @property
     def wants_draft(self) -> bool:
         """Trees of more than the root are asked for."""
         return self.drafter != TEACHER_ONLY and self.rows > 0 and self.depth > 0
+
+    def of_answer(self, index: int) -> Request:
+        """What one of the answers asks of the services: a seed of its own, and the prompt's log-probabilities once."""
+        return replace(
+            self,
+            sampling=replace(self.sampling, seed=(self.sampling.seed + index) % 2**64),
+            prompt_logprobs=self.prompt_logprobs if index == 0 else None,
+        )

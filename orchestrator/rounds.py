@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from typing import NamedTuple
 
 from orchestrator.counters import Counters
@@ -21,39 +21,57 @@ from orchestrator.drafting import Drafted, Drafting
 from orchestrator.failover import Decision, Teacher
 from orchestrator.sessions import microseconds
 from orchestrator.stops import Cut, End, StopRules
-from orchestrator.trace import RequestTrace
+from orchestrator.trace import AnswerTrace
 from protos.v1 import sampling_pb2
 
 
 class Emission(NamedTuple):
-    """What one step adds to the answer. text: may lag behind the ids until the end. margins: one an id, in logits.
+    """What one step adds to the answer.
 
-    logprobs: one an id where they are wanted, else none. end: None while the answer goes on.
+    pieces: one an id, the text that became final with it; it may lag behind the ids until the end. margins: one an id,
+    in logits. logprobs: one an id where they are wanted, else none. end: None while the answer goes on.
+    prompt_logprobs: with the first token where they are wanted, one a prompt token from the second on; else none.
     """
 
     token_ids: list[int]
-    text: str
+    pieces: list[str]
     margins: list[float]
     logprobs: list[sampling_pb2.TokenLogprobs]
     end: End | None
+    prompt_logprobs: Sequence[sampling_pb2.TokenLogprobs] = ()
+
+    def by_token(self) -> list[Emission]:
+        """The same in emissions of one token each."""
+        last = len(self.token_ids) - 1
+        return [
+            Emission(
+                self.token_ids[at : at + 1],
+                self.pieces[at : at + 1],
+                self.margins[at : at + 1],
+                self.logprobs[at : at + 1],
+                self.end if at == last else None,
+                self.prompt_logprobs if at == 0 else (),
+            )
+            for at in range(last + 1)
+        ]
 
 
 class Rounds:
-    """One request on its way.
+    """One answer on its way.
 
     Args:
         prompt_tokens: their number.
         teacher, drafting: not yet opened.
-        rules: of this request.
-        trace: of this request.
+        rules: of this answer.
+        trace: of this answer.
 
     Attributes:
         answer: Tokens emitted so far.
-        counters: True at any moment, also when the request fails.
+        counters: True at any moment, also when the answer fails.
     """
 
     def __init__(
-        self, prompt_tokens: int, teacher: Teacher, drafting: Drafting, rules: StopRules, trace: RequestTrace
+        self, prompt_tokens: int, teacher: Teacher, drafting: Drafting, rules: StopRules, trace: AnswerTrace
     ) -> None:
         self.answer: list[int] = []
         self.counters = Counters()
@@ -73,9 +91,10 @@ class Rounds:
         started = time.perf_counter()
         first = await self._teacher.open(want_features=want_features)
         self.counters.prefill_us = microseconds(time.perf_counter() - started)
+        self.counters.cached_prompt_tokens = first.cached_tokens
         self.counters.drafter = self._drafting.drafter
         self._trace.epoch = self._teacher.epoch
-        self._trace.open(first.token_id, self.counters.prefill_us)
+        self._trace.open(first.token_id, self.counters)
         cut = self._rules.take([first.token_id])
         self.answer.append(first.token_id)
 
@@ -83,7 +102,7 @@ class Rounds:
         number = 1
         ahead = await self._start(number, 0) if cut.end is None else None
         try:
-            yield Emission([first.token_id], cut.text, [first.margin], first.logprobs, cut.end)
+            yield Emission([first.token_id], cut.pieces, [first.margin], first.logprobs, cut.end, first.prompt_logprobs)
             while ahead is not None:
                 drafted, decision = await ahead
                 accepted = decision.tree.token_ids[decision.accepted_rows].tolist()
@@ -100,7 +119,7 @@ class Rounds:
                 self.counters.rounds_us = microseconds(now - rounds_started)
                 self._count(drafted, decision, cut, commit, seconds)
                 margins, logprobs = decision.margins[: cut.kept], decision.logprobs[: cut.kept]
-                yield Emission(emitted, cut.text, margins, logprobs, cut.end)
+                yield Emission(emitted, cut.pieces, margins, logprobs, cut.end)
         finally:
             if ahead is not None:
                 ahead.cancel()
@@ -109,7 +128,9 @@ class Rounds:
     async def _start(self, number: int, commit: int) -> asyncio.Task[tuple[Drafted, Decision]]:
         """Send a round on its way: what is left to do for the one before it (trace, emission) costs no time then."""
         task = asyncio.create_task(self._decide(number, commit))
-        await asyncio.sleep(0)  # its first message goes out now
+        # Its first message goes out now: one step of the loop queues it, the next one writes it.
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
         return task
 
     async def _decide(self, number: int, commit: int) -> tuple[Drafted, Decision]:

@@ -1,6 +1,6 @@
 """The gRPC face of the orchestrator: admit, parse, validate, call, convert.
 
-What it raises becomes a status in `eagle_pangu.serving.errors`. How an answer comes about is `orchestrator.generation`.
+What it raises becomes a status in `eagle_pangu.serving.errors`. How answers come about is `orchestrator.answers`.
 """
 
 from __future__ import annotations
@@ -18,9 +18,11 @@ from eagle_pangu.serving.bootstrap import StartError
 from eagle_pangu.serving.errors import ResourceExhaustedError, UnavailableError
 from eagle_pangu.serving.logs import get_logger
 from orchestrator import messages
+from orchestrator.answers import Answers
 from orchestrator.deadline import Deadline
-from orchestrator.generation import Generation, Services
+from orchestrator.generation import Services
 from orchestrator.requests import TEACHER_ONLY, Request
+from orchestrator.rounds import Emission
 from orchestrator.sessions import REQUEST_ID_KEY, TRACEPARENT_KEY
 from orchestrator.teacher import TeacherChangedError
 from orchestrator.validation import choose_request_id, read_request
@@ -58,21 +60,26 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
     ) -> generation_pb2.GenerateResponse:
         """The whole answer at once."""
         with self._admitted():
-            generation = await self._begin(request, context)
+            answers = await self._begin(request, context)
+            emissions: list[list[Emission]] = [[] for _ in answers.generations]
             with self._noticing_change():
-                emissions = [emission async for emission in generation.run()]
-            return messages.whole_answer(generation, emissions)
+                async with aclosing(answers.run()) as steps:
+                    async for index, emission in steps:
+                        emissions[index].append(emission)
+            return messages.whole_answer(answers, emissions)
 
     async def GenerateStream(  # noqa: N802
         self, request: generation_pb2.GenerateStreamRequest, context: Context
     ) -> AsyncIterator[generation_pb2.GenerateStreamResponse]:
-        """The same answer as deltas, one a round."""
+        """The same answer as deltas, one a round or one a token."""
         with self._admitted():
-            generation = await self._begin(request, context)
+            answers = await self._begin(request, context)
+            deltas = messages.Deltas(answers)
             with self._noticing_change():
-                async with aclosing(generation.run()) as emissions:
-                    async for emission in emissions:
-                        yield messages.delta(generation, emission)
+                async with aclosing(answers.run()) as steps:
+                    async for index, emission in steps:
+                        for part in emission.by_token() if answers.request.stream_tokens else [emission]:
+                            yield deltas.message(index, part)
 
     async def GetModelInfo(  # noqa: N802
         self, request: generation_pb2.GetModelInfoRequest, context: Context
@@ -99,7 +106,7 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
             if not self._active:
                 self._idle.set()
 
-    async def _begin(self, message: AnyGenerateRequest, context: Context) -> Generation:
+    async def _begin(self, message: AnyGenerateRequest, context: Context) -> Answers:
         services, deadline = self._ready(), Deadline(context.time_remaining())
         metadata = {key: value for key, value in context.invocation_metadata() or () if isinstance(value, str)}
         request_id = choose_request_id(message.options, metadata.get(REQUEST_ID_KEY, ""))
@@ -107,7 +114,7 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
         if request_id.isascii():
             await context.send_initial_metadata(((REQUEST_ID_KEY, request_id),))
         request = await _read(message, services, request_id, metadata.get(TRACEPARENT_KEY, ""))
-        return Generation(request, services, deadline)
+        return Answers(request, services, deadline)
 
     def _ready(self) -> Services:
         if self._loaded is None:

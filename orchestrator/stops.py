@@ -22,13 +22,17 @@ class End(NamedTuple):
 class Cut(NamedTuple):
     """What stays of a run of newly decided tokens.
 
-    kept: leading tokens that belong to the answer. text: what became final with them; it may lag behind the tokens, and
-    is complete at the end. end: None while the answer goes on (then every token is kept).
+    pieces: of each leading token that belongs to the answer, the text that became final with it; it may lag behind the
+    tokens, and is complete at the end. end: None while the answer goes on (then every token is kept).
     """
 
-    kept: int
-    text: str
+    pieces: list[str]
     end: End | None
+
+    @property
+    def kept(self) -> int:
+        """Leading tokens that belong to the answer."""
+        return len(self.pieces)
 
 
 class StopRules:
@@ -65,24 +69,24 @@ class StopRules:
     def take(self, token_ids: Sequence[int]) -> Cut:
         """Append decided tokens up to the end of the answer. Not to be called after the end."""
         pieces: list[str] = []
-        for kept, token_id in enumerate(token_ids, start=1):
+        for token_id in token_ids:
             self._left -= 1
             ends = token_id in self._end_token_ids
             text = "" if ends else self._detokenizer.push(token_id)
             end = End("stop") if ends else End("length") if self._left == 0 else None
             if end is not None:
                 text += self._detokenizer.finish()
-            final, matched = self._stop_strings.push(text)
-            pieces.append(final)
+            piece, matched = self._stop_strings.push(text)
             if matched is not None:
                 end = End("stop", matched)
                 if self._include_stop:
-                    pieces.append(matched)
+                    piece += matched
             elif end is not None:
-                pieces.append(self._stop_strings.finish())
+                piece += self._stop_strings.finish()
+            pieces.append(piece)
             if end is not None:
-                return Cut(kept, "".join(pieces), end)
-        return Cut(len(token_ids), "".join(pieces), None)
+                return Cut(pieces, end)
+        return Cut(pieces, None)
 
 
 class Release(NamedTuple):

@@ -45,6 +45,7 @@ class TeacherOpening:
 
     metadata: of the call. answer_seconds: longest wait for any one answer. on_features: called with every Features
     message, in order, before the answer it belongs to is returned. answer_start: None: all of the prompt is prompt.
+    logprobs, prompt_logprobs: None: none at all.
     """
 
     request_id: str
@@ -57,18 +58,26 @@ class TeacherOpening:
     answer_seconds: float
     sampling: SamplingParameters = field(default_factory=SamplingParameters)
     logprobs: int | None = None
+    prompt_logprobs: int | None = None
+    priority: int = 0
     answer_start: int | None = None
     metadata: Metadata = ()
     want_features: bool = False
 
 
 class FirstToken(NamedTuple):
-    """The answer token that prefill decided; margin in logits; logprobs: one or none; times of the call."""
+    """The answer token that prefill decided, and what it told of the prompt.
+
+    margin: in logits. logprobs: one or none. times: of the call. cached_tokens: of the prompt, which were not read.
+    prompt_logprobs: of the prompt's tokens from the second on where they are wanted, else none.
+    """
 
     token_id: int
     margin: float
     logprobs: list[sampling_pb2.TokenLogprobs]
     times: PartTimes
+    cached_tokens: int
+    prompt_logprobs: list[sampling_pb2.TokenLogprobs]
 
 
 class Verdict(NamedTuple):
@@ -107,6 +116,7 @@ class TeacherSession:
         self.numerics = model_pb2.TeacherNumerics()
         self._opening = opening
         self._round = 0
+        self._prompt_logprobs: list[sampling_pb2.TokenLogprobs] = []
         self._call: Call = stub.Verify(timeout=timeout, metadata=opening.metadata, wait_for_ready=wait_for_ready)
 
     async def connected(self) -> None:
@@ -140,6 +150,8 @@ class TeacherSession:
             want_features=opening.want_features,
             sampling=_sampling(opening.sampling),
             logprobs=opening.logprobs,
+            prompt_logprobs=opening.prompt_logprobs,
+            priority=opening.priority,
             answer_start=opening.answer_start,
         )
         answer, seconds = await self._ask(teacher_pb2.VerifyRequest(epoch=self.epoch, open=message))
@@ -148,8 +160,17 @@ class TeacherSession:
         prefilled = answer.prefilled
         if prefilled.committed_length != self.committed_length:
             raise TeacherError(f"prefilled {prefilled.committed_length} of {self.committed_length} tokens")
-        logprobs = [prefilled.logprobs] if prefilled.HasField("logprobs") else []
-        return FirstToken(prefilled.next_token_id, prefilled.margin, logprobs, _times(prefilled.timings, seconds))
+        wanted = 0 if opening.prompt_logprobs is None else self.committed_length - 1
+        if len(self._prompt_logprobs) != wanted:
+            raise TeacherError(f"log-probabilities of {len(self._prompt_logprobs)} prompt tokens, expected {wanted}")
+        return FirstToken(
+            prefilled.next_token_id,
+            prefilled.margin,
+            [prefilled.logprobs] if prefilled.HasField("logprobs") else [],
+            _times(prefilled.timings, seconds),
+            prefilled.cached_tokens,
+            self._prompt_logprobs,
+        )
 
     async def verify(self, tree: TokenTree, commit: int) -> Verdict:
         """One round.
@@ -193,7 +214,7 @@ class TeacherSession:
             self._call.cancel()
 
     async def _ask(self, message: teacher_pb2.VerifyRequest) -> tuple[teacher_pb2.VerifyResponse, float]:
-        """The answer, and the seconds it took; `opened` and `features` before it are dealt with on the way."""
+        """The answer, and the seconds it took; what comes before it is dealt with on the way."""
         started = time.perf_counter()
         try:
             async with asyncio.timeout(self._opening.answer_seconds):
@@ -207,6 +228,8 @@ class TeacherSession:
                         self.numerics = answer.opened.numerics
                     elif kind == "features":
                         self._opening.on_features(answer.features)
+                    elif kind == "prompt_logprobs":
+                        self._take_prompt_logprobs(answer.prompt_logprobs)
                     else:
                         return answer, time.perf_counter() - started
                 raise TeacherLostError("the teacher ended the session")
@@ -214,6 +237,12 @@ class TeacherSession:
             raise TeacherLostError(f"no answer within {self._opening.answer_seconds:g} s") from error
         except grpc.aio.AioRpcError as error:
             raise _meaning(error) from error
+
+    def _take_prompt_logprobs(self, message: teacher_pb2.PromptLogprobs) -> None:
+        expected = len(self._prompt_logprobs) + 1
+        if message.start != expected:
+            raise TeacherError(f"log-probabilities of the prompt from position {message.start}, expected {expected}")
+        self._prompt_logprobs.extend(message.tokens)
 
 
 def _sampling(parameters: SamplingParameters) -> sampling_pb2.Sampling:

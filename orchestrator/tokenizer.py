@@ -19,6 +19,7 @@ import jinja2.parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from tokenizers import Tokenizer as FastTokenizer
 
+from orchestrator.token_bytes import TokenBytes
 from protos.v1 import teacher_pb2
 
 
@@ -41,6 +42,10 @@ class Tokenizer:
         chat_template: Jinja; empty when the model has none.
         special_tokens: What the template may use by name: bos_token, eos_token, ...
 
+    Attributes:
+        special_ids: Of the tokens without text.
+        token_bytes: The bytes of each id's own text.
+
     Raises:
         ValueError: the tokenizer cannot be read, or the template is not Jinja.
     """
@@ -58,6 +63,7 @@ class Tokenizer:
         except jinja2.TemplateError as error:
             raise ValueError(f"chat_template: {error}") from error
         added: dict[int, Any] = self._tokenizer.get_added_tokens_decoder()
+        self.token_bytes = TokenBytes(self._tokenizer)
         self.special_ids = frozenset(id_ for id_, token in added.items() if token.special)
 
     @classmethod

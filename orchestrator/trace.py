@@ -1,17 +1,18 @@
 """The trace: one JSON object a line, enough to re-derive every emitted token offline. It decides nothing.
 
-Schema ``eagle_pangu.trace/2``. Every line holds `schema`, `event`, `time` (UTC, ISO 8601), `request_id` and `epoch` (of
-the teacher session; it changes when that is reopened). Lines of concurrent requests interleave.
+Schema ``eagle_pangu.trace/3``. Every line holds `schema`, `event`, `time` (UTC, ISO 8601), `request_id`, `answer` (its
+index among those to the request; each has lines of its own, from `open` to `end`) and `epoch` (of the teacher session;
+it changes when that is reopened). Lines of concurrent answers and requests interleave.
 
 ``open``, once the first token is decided:
     drafter: asked for; "none": teacher-only; "": the draft service's default. budget: {rows, depth} of every tree.
     prompt_tokens; max_tokens: after the cut to the context limit; end_token_ids: that end it.
     sampling: as in eagle_pangu.speculation.parameters; without its seed the tokens cannot be had again.
-    first_token_id: decided by prefill, always emitted. prefill_us.
+    first_token_id: decided by prefill, always emitted. prefill_us; cached_prompt_tokens: that it did not read.
     prompt_token_ids, stop: only when text is traced.
     traceparent: W3C trace context of the request, when it came with one.
 ``round``:
-    round: 1, 2, ... over the whole request. committed_length: tokens before the root.
+    round: 1, 2, ... over the whole answer. committed_length: tokens before the root.
     tree: {token_ids, parents, scores}, [rows] each; scores null when the drafter gives none. Row 0 is the root.
     accepted_rows: in path order, root left out. next_token_id: the teacher's token after the last of them.
     kept: how many of the accepted tokens, followed by the next one, were emitted; all, but in the last round.
@@ -24,7 +25,7 @@ the teacher session; it changes when that is reopened). Lines of concurrent requ
     token_ids: the answer. rounds, drafted, accepted, fallback_rounds, fallback_reasons: as in SpeculationStats.
 
 Replay: the answer is first_token_id, then for each round the first `kept` of ``[token_ids[row] for row in
-accepted_rows] + [next_token_id]``. A request whose prefill failed has no line.
+accepted_rows] + [next_token_id]``. An answer whose prefill failed has no line.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ from eagle_pangu.speculation.tree import TokenTree
 from orchestrator.counters import Counters, PartTimes
 from orchestrator.requests import Request
 
-SCHEMA = "eagle_pangu.trace/2"
+SCHEMA = "eagle_pangu.trace/3"
 
 log = get_logger(__name__)
 
@@ -86,17 +87,23 @@ class TraceFile:
         self._file.close()
 
 
-class RequestTrace:
-    """The lines of one request; without a file it does nothing.
+class AnswerTrace:
+    """The lines of one answer to a request; without a file it does nothing.
+
+    Args:
+        file: to write to.
+        request: that the answer is to.
+        answer: which one.
 
     Attributes:
         epoch: Of the current teacher session, written into each line.
     """
 
-    def __init__(self, file: TraceFile | None, request: Request) -> None:
+    def __init__(self, file: TraceFile | None, request: Request, answer: int) -> None:
         self.epoch = 0
         self._file = file
         self._request = request
+        self._answer = answer
         self._opened = False
 
     @property
@@ -104,7 +111,7 @@ class RequestTrace:
         """Somebody reads."""
         return self._file is not None
 
-    def open(self, first_token_id: int, prefill_us: int) -> None:
+    def open(self, first_token_id: int, counters: Counters) -> None:
         """The first token is decided."""
         if self._file is None:
             return
@@ -124,7 +131,8 @@ class RequestTrace:
             end_token_ids=list(request.sampling.end_token_ids),
             sampling=asdict(request.sampling),
             first_token_id=first_token_id,
-            prefill_us=prefill_us,
+            prefill_us=counters.prefill_us,
+            cached_prompt_tokens=counters.cached_prompt_tokens,
             **text,
         )
 
@@ -165,7 +173,7 @@ class RequestTrace:
         )
 
     def end(self, status: str, finish_reason: str | None, token_ids: Sequence[int], counters: Counters) -> None:
-        """The request is over, whichever way."""
+        """The answer is over, whichever way."""
         if self._file is None or not self._opened:
             return
         self._write(
@@ -182,7 +190,7 @@ class RequestTrace:
 
     def _write(self, event: str, **fields: Any) -> None:
         assert self._file is not None
-        self._file.write(event, request_id=self._request.request_id, epoch=self.epoch, **fields)
+        self._file.write(event, request_id=self._request.request_id, answer=self._answer, epoch=self.epoch, **fields)
 
 
 def _render(_logger: object, _method: str, event: structlog.typing.EventDict) -> str:

@@ -8,14 +8,16 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Collection
-from dataclasses import dataclass
 
 from google.protobuf.message import Message as ProtoMessage
 from google.protobuf.unknown_fields import UnknownFieldSet
 
 from eagle_pangu.speculation.parameters import MOST_LOGPROBS, SamplingParameters
+from orchestrator.detokenizer import text_of
+from orchestrator.limits import Limits
+from orchestrator.prompts import PromptReading, quoted
 from orchestrator.requests import TEACHER_ONLY, Request
-from orchestrator.tokenizer import ChatTemplateError, Message, Tokenizer
+from orchestrator.tokenizer import Tokenizer
 from protos.codec import decode_sampling
 from protos.errors import InvalidFieldError, InvalidRequestError
 from protos.v1 import generation_pb2
@@ -25,34 +27,10 @@ MOST_STOPS = 16
 STOP_CHARACTERS = 256
 MOST_IDS = {"logit_bias": 1024, "stop_token_ids": 64, "bad_words": 256, "allowed_token_ids": 4096}
 MOST_WORD_IDS = 64
+MOST_PRIORITY = 100
+"""Either way from 0."""
 MOST_VIOLATIONS = 20
 """Told at once; a status travels in HTTP headers, which hold a few kilobytes."""
-QUOTED_CHARACTERS = 40
-TEMPLATE_MESSAGE_CHARACTERS = 300
-GIVEN_IDS = "options.prompt_token_ids.ids"
-ROLES = ("system", "user", "assistant")
-
-
-@dataclass(frozen=True)
-class Limits:
-    """What this deployment allows, and what it takes for fields that a request leaves out.
-
-    vocab_size: every id is smaller. context_limit: longest sequence, prompt and answer together, in tokens.
-    eos_token_ids: ids that end an answer. prompt_bytes: longest text of a prompt, in UTF-8. max_tokens: largest that a
-    request may name. rows, depth: the same for its budget. The default_* fields are within them.
-    """
-
-    vocab_size: int
-    context_limit: int
-    eos_token_ids: tuple[int, ...]
-    prompt_bytes: int
-    max_tokens: int
-    rows: int
-    depth: int
-    default_max_tokens: int
-    default_rows: int
-    default_depth: int
-    default_drafter: str = TEACHER_ONLY
 
 
 def choose_request_id(options: generation_pb2.GenerationOptions, from_metadata: str) -> str:
@@ -90,12 +68,13 @@ def read_request(
     reading = _Reading(options, limits, tokenizer)
     reading.check_unknown(message)
     reading.check_scalars()
+    reading.check_answers(streams=isinstance(message, generation_pb2.GenerateStreamRequest))
     reading.check_stops()
     reading.check_ids()
     reading.check_drafter(drafters)
     sampling = reading.sampling()
     rows, depth = reading.budget()
-    prompt = reading.prompt()
+    prompt = PromptReading(options, limits, tokenizer, reading.violations).token_ids()
     if reading.violations:
         raise InvalidRequestError(reading.violations[:MOST_VIOLATIONS])
     asked = options.max_tokens if options.HasField("max_tokens") else limits.default_max_tokens
@@ -112,6 +91,11 @@ def read_request(
         depth=depth,
         return_margins=options.return_margins,
         traceparent=traceparent,
+        answers=options.n if options.HasField("n") else 1,
+        echo=text_of(tokenizer, prompt) if options.echo else None,
+        prompt_logprobs=options.prompt_logprobs if options.HasField("prompt_logprobs") else None,
+        priority=options.priority,
+        stream_tokens=options.stream_tokens,
     )
 
 
@@ -134,8 +118,21 @@ class _Reading:
             self._refuse("options.request_id", f"expected at most {REQUEST_ID_CHARACTERS} printable characters")
         if options.HasField("max_tokens") and not 1 <= options.max_tokens <= limits.max_tokens:
             self._refuse("options.max_tokens", f"expected 1 to {limits.max_tokens}, got {options.max_tokens}")
-        if options.HasField("logprobs") and options.logprobs > MOST_LOGPROBS:
-            self._refuse("options.logprobs", f"expected at most {MOST_LOGPROBS}, got {options.logprobs}")
+        for name in ("logprobs", "prompt_logprobs"):
+            if options.HasField(name) and (asked := getattr(options, name)) > MOST_LOGPROBS:
+                self._refuse(f"options.{name}", f"expected at most {MOST_LOGPROBS}, got {asked}")
+
+    def check_answers(self, *, streams: bool) -> None:
+        """How many there are, and how they are served and sent. streams: the call is a stream."""
+        options, most = self._options, self._limits.answers
+        if options.HasField("n") and not 1 <= options.n <= most:
+            self._refuse("options.n", f"expected 1 to {most}, got {options.n}")
+        if abs(options.priority) > MOST_PRIORITY:
+            self._refuse("options.priority", f"expected -{MOST_PRIORITY} to {MOST_PRIORITY}, got {options.priority}")
+        if options.stream_tokens and not streams:
+            self._refuse(
+                "options.stream_tokens", "expected false, since Generate sends one message; use GenerateStream"
+            )
 
     def check_ids(self) -> None:
         """How many ids there may be; which ones is `SamplingParameters`' to say, but for those that end the answer."""
@@ -170,10 +167,7 @@ class _Reading:
             logit_bias=tuple(sorted(options.logit_bias.items())),
             end_token_ids=self.end_token_ids(),
         )
-        try:
-            parameters.validate(self._limits.vocab_size, field="options")
-        except InvalidFieldError as error:
-            self.violations.append(error)
+        self.violations += parameters.violations(self._limits.vocab_size, field="options")
         return parameters
 
     def end_token_ids(self) -> tuple[int, ...]:
@@ -188,7 +182,7 @@ class _Reading:
         if name in ("", TEACHER_ONLY) or drafters is None or name in drafters:
             return
         offered = ", ".join([*drafters, TEACHER_ONLY])
-        self._refuse("options.drafter", f"expected one of {offered}, got {_quoted(name)}")
+        self._refuse("options.drafter", f"expected one of {offered}, got {quoted(name)}")
 
     def budget(self) -> tuple[int, int]:
         """Rows and depth."""
@@ -201,75 +195,8 @@ class _Reading:
                 self._refuse(f"options.budget.{name}", f"expected at most {most}, got {asked}")
         return rows, depth
 
-    def prompt(self) -> list[int]:
-        """The prompt's ids, of whatever kind the input is; anything when it is refused."""
-        kind = self._options.WhichOneof("input")
-        if kind is None:
-            self._refuse("options.input", "expected a prompt, prompt_token_ids or chat, got none")
-            return []
-        if kind == "prompt_token_ids":
-            token_ids = self._given_ids()
-        else:
-            text = self._options.prompt if kind == "prompt" else self._rendered_chat()
-            token_ids = None if text is None else self._encoded(text, f"options.{kind}")
-        if token_ids is None:
-            return []
-        longest = self._limits.context_limit - 1
-        if len(token_ids) > longest:
-            field = GIVEN_IDS if kind == "prompt_token_ids" else f"options.{kind}"
-            self._refuse(field, f"expected at most {longest} tokens, got {len(token_ids)}")
-        return token_ids
-
-    def _given_ids(self) -> list[int] | None:
-        field, vocab_size = GIVEN_IDS, self._limits.vocab_size
-        token_ids = list(self._options.prompt_token_ids.ids)
-        if not token_ids:
-            self._refuse(field, "expected at least one id, got none")
-            return None
-        for index, token_id in enumerate(token_ids):
-            if token_id >= vocab_size:
-                self._refuse(field, f"expected an id in [0, {vocab_size}), got {token_id}", index)
-                return None
-        return token_ids
-
-    def _encoded(self, text: str, field: str) -> list[int] | None:
-        size, most = len(text.encode()), self._limits.prompt_bytes
-        if size > most:
-            self._refuse(field, f"expected at most {most} bytes of text, got {size}")
-            return None
-        token_ids = self._tokenizer.encode(text)
-        if not token_ids:
-            self._refuse(field, "expected text that holds at least one token")
-            return None
-        return token_ids
-
-    def _rendered_chat(self) -> str | None:
-        messages = self._options.chat.messages
-        if not messages:
-            self._refuse("options.chat.messages", "expected at least one message, got none")
-            return None
-        unknown = [index for index, message in enumerate(messages) if message.role not in ROLES]
-        for index in unknown:
-            role = messages[index].role
-            field = f"options.chat.messages[{index}].role"
-            self._refuse(field, f"expected one of {', '.join(ROLES)}, got {_quoted(role)}")
-        size, most = sum(len(message.content.encode()) for message in messages), self._limits.prompt_bytes
-        if size > most:
-            self._refuse("options.chat", f"expected at most {most} bytes of text, got {size}")
-        if unknown or size > most:
-            return None
-        try:
-            return self._tokenizer.render_chat([Message(message.role, message.content) for message in messages])
-        except ChatTemplateError as error:
-            self._refuse("options.chat", str(error)[:TEMPLATE_MESSAGE_CHARACTERS])
-            return None
-
     def _refuse(self, field: str, reason: str, row: int | None = None) -> None:
         self.violations.append(InvalidFieldError(field, reason, row))
-
-
-def _quoted(text: str) -> str:
-    return ascii(text if len(text) <= QUOTED_CHARACTERS else text[:QUOTED_CHARACTERS] + "...")
 
 
 def _is_request_id(text: str) -> bool:

@@ -1,4 +1,4 @@
-"""`eagle-pangu generate`: one answer, streamed as text or as one JSON object."""
+"""`eagle-pangu generate`: answers streamed as text, or as one JSON object."""
 
 from __future__ import annotations
 
@@ -6,26 +6,23 @@ import asyncio
 import json
 import sys
 from dataclasses import replace
-from typing import Annotated, Any
+from typing import Annotated
 
 import grpc
 import grpc.aio
 import typer
 
 from eagle_pangu.cli import services
+from eagle_pangu.cli.answer_output import AnswerPrinter, as_object
 from eagle_pangu.cli.console import EXPECTED, CommandError, answers, fail, run
 from eagle_pangu.client.client import GenerationClient
+from eagle_pangu.client.retries import RetryPolicy
 from eagle_pangu.serving.channels import channel
 from eagle_pangu.serving.settings import OrchestratorSettings, ServerSettings, Settings
 from protos.v1 import generation_pb2, tree_pb2
 
 DEFAULT_SERVER = f"127.0.0.1:{OrchestratorSettings().port}"
 CONNECT_SECONDS = 2.0
-
-FINISH_REASONS = {
-    generation_pb2.FINISH_REASON_STOP: "stop",
-    generation_pb2.FINISH_REASON_LENGTH: "length",
-}
 
 
 def generate(
@@ -55,6 +52,11 @@ def generate(
     bad_words: Annotated[list[str] | None, typer.Option(help="Ids never to come in a row; may be repeated.")] = None,
     allowed_token_ids: Annotated[str | None, typer.Option(help="No other ids are decided; with commas.")] = None,
     logprobs: Annotated[int | None, typer.Option(min=0, help="With --json: so many best log-probabilities.")] = None,
+    prompt_logprobs: Annotated[int | None, typer.Option(min=0, help="The same for the tokens of the prompt.")] = None,
+    n: Annotated[int | None, typer.Option(min=1, help="So many answers; seeds count up from --seed.")] = None,
+    echo: Annotated[bool, typer.Option("--echo", help="Begin every answer with the text of the prompt.")] = False,
+    priority: Annotated[int | None, typer.Option(help="-100 to 100; higher ones wait less; default 0.")] = None,
+    stream_tokens: Annotated[bool, typer.Option("--stream-tokens", help="Print token by token.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of streaming.")] = False,
     server: Annotated[str, typer.Option(help="HOST:PORT of the orchestrator.")] = DEFAULT_SERVER,
     start: Annotated[bool, typer.Option("--start", help="Start the three services for this answer.")] = False,
@@ -75,6 +77,8 @@ def generate(
         options = _options(text, token_ids, raw=raw)
         if (rows is None) != (depth is None):
             raise CommandError("--rows and --depth go together")
+        if stream_tokens and as_json:
+            raise CommandError("--stream-tokens is of the stream, which --json does not print")
         if not start and described != services.ServiceFlags():
             raise CommandError("--dtype and its like describe services to start; give --start too")
         settings = replace(described, drafter=drafter or None, port=0).settings() if start else None
@@ -99,6 +103,9 @@ def generate(
         "presence_penalty": presence_penalty,
         "min_tokens": min_tokens,
         "logprobs": logprobs,
+        "prompt_logprobs": prompt_logprobs,
+        "n": n,
+        "priority": priority,
     }
     for name, scalar in scalars.items():
         if scalar is not None:
@@ -107,6 +114,8 @@ def generate(
             except ValueError as error:  # does not fit the field
                 fail(CommandError(f"--{name.replace('_', '-')}: {error}"))
     options.include_stop = include_stop
+    options.echo = echo
+    options.stream_tokens = stream_tokens
     if rows is not None and depth is not None:
         options.budget.CopyFrom(tree_pb2.TreeBudget(rows=rows, depth=depth))
     options.stop.extend(stop or ())
@@ -172,52 +181,14 @@ async def _answer(
 
 
 async def _ask(options: generation_pb2.GenerationOptions, target: str, *, as_json: bool) -> None:
-    async with GenerationClient(target) as client:
+    # Who waits at a terminal would rather read the error than wait for another attempt.
+    async with GenerationClient(target, retries=RetryPolicy(attempts=1)) as client:
         try:
             if as_json:
                 answers.print(json.dumps(as_object(await client.generate(options)), ensure_ascii=False), markup=False)
                 return
+            printer = AnswerPrinter(options.n)
             async for delta in client.generate_stream(options):
-                sys.stdout.write(delta.text)
-                sys.stdout.flush()
-            sys.stdout.write("\n")
+                printer.take(delta)
         except grpc.aio.AioRpcError as error:
             raise CommandError(f"{error.code().name}: {error.details()}") from None
-
-
-def as_object(answer: generation_pb2.GenerateResponse) -> dict[str, Any]:
-    """An answer as plain values, the names those of generation.proto."""
-    speculation = answer.speculation
-    return {
-        "request_id": answer.request_id,
-        "token_ids": list(answer.token_ids),
-        "text": answer.text,
-        "finish_reason": FINISH_REASONS.get(answer.finish_reason, "unspecified"),
-        "matched_stop": answer.matched_stop,
-        "seed": answer.seed if answer.HasField("seed") else None,
-        "logprobs": [
-            {
-                "logprob": entry.logprob,
-                "top": dict(zip(entry.top_token_ids, entry.top_logprobs, strict=True)),
-            }
-            for entry in answer.logprobs
-        ],
-        "usage": {
-            "prompt_tokens": answer.usage.prompt_tokens,
-            "completion_tokens": answer.usage.completion_tokens,
-        },
-        "speculation": {
-            "drafter": speculation.drafter,
-            "rounds": speculation.rounds,
-            "drafted": speculation.drafted,
-            "accepted": speculation.accepted,
-            "tokens_per_round": round(speculation.tokens_per_round, 4),
-            "fallback_rounds": speculation.fallback_rounds,
-            "fallback_reasons": list(speculation.fallback_reasons),
-            "timings": {field.name: getattr(speculation.timings, field.name) for field in _TIMINGS},
-        },
-        "numerics": {field.name: getattr(answer.numerics, field.name) for field in answer.numerics.DESCRIPTOR.fields},
-    }
-
-
-_TIMINGS = generation_pb2.RoundTimings.DESCRIPTOR.fields

@@ -11,7 +11,7 @@ from rich.markup import escape
 from eagle_pangu.cli.console import answers, fail, notes
 from eagle_pangu.evaluation.replay import kept_tokens, replay
 from eagle_pangu.evaluation.summary import PARTS
-from eagle_pangu.evaluation.trace_file import RoundLine, TracedRequest, TraceError, ends_within_a_line, read_trace
+from eagle_pangu.evaluation.trace_file import RoundLine, TracedAnswer, TraceError, ends_within_a_line, read_trace
 
 app = typer.Typer(no_args_is_help=True, help="Read and check the trace of an orchestrator.")
 
@@ -23,7 +23,7 @@ SHORT_NAMES = (*(part[:7] for part in PARTS), "total")
 
 @app.command()
 def show(file: File, request: RequestId = None) -> None:
-    """Every round of every request: time by part in milliseconds, tokens decided, and the tree (* accepted)."""
+    """Every round of every answer: time by part in milliseconds, tokens decided, and the tree (* accepted)."""
     for traced in _read(file, request):
         answers.print(_header(traced))
         answers.print(f"{'round':>5} {'rows':>4}", *(f"{part:>7}" for part in SHORT_NAMES), "  tokens", style="dim")
@@ -41,38 +41,39 @@ def replay_file(file: File, request: RequestId = None) -> None:
     replays = [replay(traced) for traced in _read(file, request)]
     for each in replays:
         for fault in each.faults:
-            answers.print(f"[red]{escape(each.request_id)}[/red] {escape(fault)}")
+            answers.print(f"[red]{escape(each.request_id)}[/red] answer {each.answer}: {escape(fault)}")
     faulty = sum(bool(each.faults) for each in replays)
     unfinished = sum(not each.finished for each in replays)
     tokens = sum(len(each.token_ids) for each in replays)
     answers.print(
-        f"{len(replays)} requests, {tokens} tokens re-derived, {faulty} contradicted, {unfinished} without an end"
+        f"{len(replays)} answers, {tokens} tokens re-derived, {faulty} contradicted, {unfinished} without an end"
     )
     raise typer.Exit(1 if faulty else 0)
 
 
-def _read(file: Path, request: str | None) -> list[TracedRequest]:
+def _read(file: Path, request: str | None) -> list[TracedAnswer]:
     try:
-        requests = read_trace(file)
+        traced = read_trace(file)
         if ends_within_a_line(file):
             notes.print(f"{file}: the last line is incomplete and left out", style="yellow", markup=False)
     except TraceError as error:
         fail(error)
     if request is not None:
-        requests = [traced for traced in requests if traced.request_id == request]
-        if not requests:
+        traced = [each for each in traced if each.request_id == request]
+        if not traced:
             fail(f"{file}: no request {request!r}")
-    return requests
+    return traced
 
 
-def _header(traced: TracedRequest) -> str:
+def _header(traced: TracedAnswer) -> str:
     opened, end = traced.opened, traced.end
     ended = "no end" if end is None else f"{end.status}, {len(end.token_ids)} tokens, {end.finish_reason or 'cut off'}"
     fallbacks = f", {end.fallback_rounds} rounds without a draft" if end is not None and end.fallback_rounds else ""
     budget = f"{opened.budget.rows} rows, depth {opened.budget.depth}"
     prefill = f"{opened.prompt_tokens} prompt tokens in {opened.prefill_us / 1000:.1f} ms"
     name = escape(opened.request_id)
-    return f"\n[bold]{name}[/bold] drafter {opened.drafter or 'default'} ({budget}), {prefill}; {ended}{fallbacks}"
+    drafter = f"drafter {opened.drafter or 'default'} ({budget})"
+    return f"\n[bold]{name}[/bold] answer {traced.index}, {drafter}, {prefill}; {ended}{fallbacks}"
 
 
 def _tree(line: RoundLine) -> str:

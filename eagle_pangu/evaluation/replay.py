@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from eagle_pangu.evaluation.trace_file import RoundLine, TracedRequest
+from eagle_pangu.evaluation.trace_file import RoundLine, TracedAnswer
 from eagle_pangu.speculation.tree import TokenTree
 from protos.errors import InvalidFieldError
 
@@ -20,31 +20,33 @@ ANY_ID = 2**32
 
 @dataclass(frozen=True)
 class Replay:
-    """One request replayed.
+    """One answer replayed.
 
-    token_ids: the answer as re-derived. faults: what contradicts it, empty when all agrees. finished: an end was there.
+    answer: its index within its request. token_ids: as re-derived. faults: what contradicts it, empty when all agrees.
+    finished: an end was there.
     """
 
     request_id: str
+    answer: int
     token_ids: tuple[int, ...]
     faults: tuple[str, ...]
     finished: bool
 
 
-def replay(request: TracedRequest) -> Replay:
-    """Walk the rounds of one request and compare with its end."""
-    emitted = [request.opened.first_token_id]
+def replay(answer: TracedAnswer) -> Replay:
+    """Walk the rounds of one answer and compare with its end."""
+    emitted = [answer.opened.first_token_id]
     faults: list[str] = []
-    committed = request.opened.prompt_tokens
-    for number, line in enumerate(request.rounds, start=1):
+    committed = answer.opened.prompt_tokens
+    for number, line in enumerate(answer.rounds, start=1):
         if line.round != number:
             faults.append(f"round {line.round}: round: expected {number}")
         faults += [f"round {line.round}: {fault}" for fault in _round_faults(line, emitted[-1], committed)]
         emitted += kept_tokens(line)
         committed += line.commit + 1
-    if request.end is not None:
-        faults += _end_faults(request, emitted)
-    return Replay(request.request_id, tuple(emitted), tuple(faults), request.end is not None)
+    if answer.end is not None:
+        faults += _end_faults(answer, emitted)
+    return Replay(answer.request_id, answer.index, tuple(emitted), tuple(faults), answer.end is not None)
 
 
 def kept_tokens(line: RoundLine) -> list[int]:
@@ -82,22 +84,22 @@ def _round_faults(line: RoundLine, root: int, committed: int) -> Iterator[str]:
         yield f"commit: expected {min(line.kept, accepted)}, got {line.commit}"
 
 
-def _end_faults(request: TracedRequest, emitted: Sequence[int]) -> Iterator[str]:
-    end = request.end
+def _end_faults(answer: TracedAnswer, emitted: Sequence[int]) -> Iterator[str]:
+    end = answer.end
     assert end is not None
     position = _first_difference(emitted, end.token_ids)
-    # A request that was cut off may have lost the line of its last round, or the client its last tokens.
+    # An answer that was cut off may have lost the line of its last round, or the client its last tokens.
     if position is not None and (end.status == "OK" or position < min(len(emitted), len(end.token_ids))):
         ours, theirs = (ids[position] if position < len(ids) else "nothing" for ids in (emitted, end.token_ids))
         yield f"end: token_ids[{position}]: expected {ours}, got {theirs}"
     if end.status != "OK":
         return
-    if end.rounds != len(request.rounds):
-        yield f"end: rounds: expected {len(request.rounds)}, got {end.rounds}"
-    drafted = sum(len(line.tree.token_ids) - 1 for line in request.rounds)
+    if end.rounds != len(answer.rounds):
+        yield f"end: rounds: expected {len(answer.rounds)}, got {end.rounds}"
+    drafted = sum(len(line.tree.token_ids) - 1 for line in answer.rounds)
     if end.drafted != drafted:
         yield f"end: drafted: expected {drafted}, got {end.drafted}"
-    accepted = sum(line.commit for line in request.rounds)
+    accepted = sum(line.commit for line in answer.rounds)
     if end.accepted != accepted:
         yield f"end: accepted: expected {accepted}, got {end.accepted}"
 

@@ -1,4 +1,4 @@
-"""Reads a trace: the lines that the orchestrator wrote, by request. Schema ``eagle_pangu.trace/2``.
+"""Reads a trace: the lines that the orchestrator wrote, by answer. Schema ``eagle_pangu.trace/3``.
 
 The orchestrator's own trace module documents every field; the names here are the same. Fields that this reader does not
 know are passed over, so a trace may grow.
@@ -24,8 +24,9 @@ class TraceError(ValueError):
 class _Line(BaseModel):
     model_config = ConfigDict(frozen=True, extra="ignore", strict=True)
 
-    schema_name: Literal["eagle_pangu.trace/2"] = Field(alias="schema")
+    schema_name: Literal["eagle_pangu.trace/3"] = Field(alias="schema")
     request_id: str
+    answer: int
     epoch: int
 
 
@@ -83,7 +84,7 @@ class RoundLine(_Line):
 
 
 class EndLine(_Line):
-    """The request is over."""
+    """The answer is over."""
 
     event: Literal["end"]
     status: str
@@ -101,8 +102,8 @@ _LINE: TypeAdapter[OpenLine | RoundLine | EndLine] = TypeAdapter(AnyLine)
 
 
 @dataclass
-class TracedRequest:
-    """The lines of one request; `end` is None while it runs, or when its process was killed."""
+class TracedAnswer:
+    """The lines of one answer; `end` is None while it runs, or when its process was killed."""
 
     opened: OpenLine
     rounds: list[RoundLine] = field(default_factory=list)
@@ -113,27 +114,34 @@ class TracedRequest:
         """As the client or the orchestrator chose it; a file may hold one id several times, one after another."""
         return self.opened.request_id
 
+    @property
+    def index(self) -> int:
+        """Of the answer within its request."""
+        return self.opened.answer
 
-def read_trace(path: Path) -> list[TracedRequest]:
-    """The requests of a trace file, in the order in which they opened; a last line without its end is left out.
+
+def read_trace(path: Path) -> list[TracedAnswer]:
+    """The answers of a trace file, in the order in which they opened; a last line without its end is left out.
 
     Raises:
         TraceError: unreadable file, a line that breaks the schema, a round or an end without its open.
     """
-    requests: list[TracedRequest] = []
-    running: dict[str, TracedRequest] = {}
+    answers: list[TracedAnswer] = []
+    running: dict[tuple[str, int], TracedAnswer] = {}
     for number, line in _lines(path):
+        key = (line.request_id, line.answer)
         match line:
             case OpenLine():
-                running[line.request_id] = TracedRequest(line)
-                requests.append(running[line.request_id])
-            case _ if line.request_id not in running:
-                raise TraceError(f"{path}:{number}: request_id: {line.event} of {line.request_id!r}, which is not open")
+                running[key] = TracedAnswer(line)
+                answers.append(running[key])
+            case _ if key not in running:
+                where = f"answer {line.answer} of {line.request_id!r}"
+                raise TraceError(f"{path}:{number}: request_id: {line.event} of {where}, which is not open")
             case RoundLine():
-                running[line.request_id].rounds.append(line)
+                running[key].rounds.append(line)
             case EndLine():
-                running.pop(line.request_id).end = line
-    return requests
+                running.pop(key).end = line
+    return answers
 
 
 def ends_within_a_line(path: Path) -> bool:
@@ -145,13 +153,13 @@ def ends_within_a_line(path: Path) -> bool:
         return file.read() != b"\n"
 
 
-def outside_models_ms(requests: Iterable[TracedRequest], request_ids: Collection[str]) -> list[float]:
+def outside_models_ms(answers: Iterable[TracedAnswer], request_ids: Collection[str]) -> list[float]:
     """Milliseconds outside the two models' compute of every round of these requests."""
     return [
         line.outside_models_us / 1000
-        for request in requests
-        if request.request_id in request_ids
-        for line in request.rounds
+        for answer in answers
+        if answer.request_id in request_ids
+        for line in answer.rounds
     ]
 
 

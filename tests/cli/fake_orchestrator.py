@@ -2,6 +2,7 @@
 
 A program of its own: the commands under test run their own event loop. Text that starts with "differ" gets other ids
 teacher-only than with a draft; "refuse" is refused; "everything" is answered with the whole request as text format.
+Of several answers the later ones come first in the stream, and each begins with its index.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import grpc.aio
 
 from eagle_pangu.serving.bootstrap import run_service
 from protos.errors import InvalidFieldError
-from protos.v1 import generation_pb2, generation_pb2_grpc
+from protos.v1 import generation_pb2, generation_pb2_grpc, sampling_pb2
 
 CHUNK = 7
 
@@ -36,13 +37,25 @@ class FakeGeneration(generation_pb2_grpc.GenerationServiceServicer):
     """One delta for every few characters, one token a character."""
 
     async def Generate(self, request: Any, context: Any) -> generation_pb2.GenerateResponse:  # noqa: N802
-        deltas = [delta async for delta in self._deltas(request.options)]
+        options = request.options
+        deltas = [delta async for delta in self._deltas(options)]
+        first, *others = (
+            {
+                "text": "".join(delta.text for delta in deltas if delta.index == index),
+                "token_ids": [token for delta in deltas if delta.index == index for token in delta.token_ids],
+                "finish_reason": deltas[-1].finish_reason,
+                "speculation": deltas[-1].speculation,
+            }
+            for index in range(options.n or 1)
+        )
+        entry = sampling_pb2.TokenLogprobs(logprob=-0.5, top_token_ids=[7], top_logprobs=[-0.25], token=b"\xe2\x82")
         return generation_pb2.GenerateResponse(
-            text="".join(delta.text for delta in deltas),
-            token_ids=[token for delta in deltas for token in delta.token_ids],
-            finish_reason=deltas[-1].finish_reason,
+            **first,
             usage=deltas[-1].usage,
-            speculation=deltas[-1].speculation,
+            further_answers=[generation_pb2.Answer(**other) for other in others],
+            logprobs=[entry] if options.HasField("logprobs") else [],
+            prompt_logprobs=[entry] * 2 if options.HasField("prompt_logprobs") else [],
+            prompt_token_ids=[1, 2, 3] if options.echo else [],
         )
 
     async def GenerateStream(  # noqa: N802
@@ -60,16 +73,22 @@ class FakeGeneration(generation_pb2_grpc.GenerationServiceServicer):
         ids = [ord(character) for character in text.partition(" | ")[0]]
         if "differ" in text and options.drafter == "none":
             ids[-1] += 1
+        backwards = list(reversed(range(options.n or 1)))
         for start in range(0, len(text), CHUNK):
             part = slice(start, start + CHUNK)
-            yield generation_pb2.GenerateStreamResponse(text=text[part], token_ids=ids[part])
-        yield generation_pb2.GenerateStreamResponse(
-            finish_reason=generation_pb2.FINISH_REASON_LENGTH,
-            usage=generation_pb2.Usage(prompt_tokens=3, completion_tokens=len(ids)),
-            speculation=generation_pb2.SpeculationStats(
-                drafter=options.drafter or "ngram", rounds=4, drafted=9, accepted=6, tokens_per_round=2.5
-            ),
-        )
+            for index in backwards:
+                begin = f"{index} " if options.n and not start else ""
+                yield generation_pb2.GenerateStreamResponse(index=index, text=begin + text[part], token_ids=ids[part])
+        usage = generation_pb2.Usage(prompt_tokens=3, completion_tokens=len(ids), cached_prompt_tokens=2)
+        for index in backwards:
+            yield generation_pb2.GenerateStreamResponse(
+                index=index,
+                finish_reason=generation_pb2.FINISH_REASON_LENGTH,
+                usage=None if index else usage,
+                speculation=generation_pb2.SpeculationStats(
+                    drafter=options.drafter or "ngram", rounds=4, drafted=9, accepted=6, tokens_per_round=2.5
+                ),
+            )
 
 
 class FakeOrchestrator:

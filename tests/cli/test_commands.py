@@ -82,8 +82,10 @@ def test_every_way_of_deciding_tokens_has_a_flag_named_as_its_field(server: str)
         *("--repetition-penalty", "1.5", "--frequency-penalty", "-1", "--presence-penalty", "0.5"),
         *("--logit-bias", "3=-2.5", "--logit-bias", "4=1", "--min-tokens", "2", "--stop-token-ids", "5,6"),
         *("--bad-words", "7", "--bad-words", "8,9", "--allowed-token-ids", "1,2", "--include-stop", "--logprobs", "0"),
+        *("--prompt-logprobs", "0", "--n", "1", "--echo", "--priority", "-7", "--stream-tokens"),
     ]
     requests = [call("generate", "--raw", "everything", *flags, "--server", server).stdout for flags in (asked, ())]
+    requests[0] = requests[0].removeprefix("0 ")
     options, plain = (text_format.Parse(text, generation_pb2.GenerationOptions()) for text in requests)
     expected = generation_pb2.GenerationOptions(
         prompt="everything",
@@ -102,6 +104,11 @@ def test_every_way_of_deciding_tokens_has_a_flag_named_as_its_field(server: str)
         allowed_token_ids=[1, 2],
         include_stop=True,
         logprobs=0,
+        prompt_logprobs=0,
+        n=1,
+        echo=True,
+        priority=-7,
+        stream_tokens=True,
     )
     assert options == expected
     assert plain == generation_pb2.GenerationOptions(prompt="everything")
@@ -121,11 +128,30 @@ def test_json_is_one_object_with_ids_usage_and_speculation(server: str) -> None:
     assert answer["token_ids"] == [ord(character) for character in "chat: user hi"]
     assert answer["text"].endswith("é€")
     assert answer["finish_reason"] == "length"
-    assert answer["usage"] == {"prompt_tokens": 3, "completion_tokens": 13}
+    assert answer["usage"] == {"prompt_tokens": 3, "completion_tokens": 13, "cached_prompt_tokens": 2}
+    assert (answer["further_answers"], answer["prompt_token_ids"], answer["prompt_logprobs"]) == ([], [], [])
     speculation = {name: answer["speculation"][name] for name in ("drafter", "rounds", "drafted", "accepted")}
     assert speculation == {"drafter": "ngram", "rounds": 4, "drafted": 9, "accepted": 6}
     assert answer["speculation"]["tokens_per_round"] == 2.5
     assert answer["speculation"]["fallback_rounds"] == 0
+
+
+def test_json_holds_all_answers_and_what_is_told_of_the_prompt(server: str) -> None:
+    flags = ["--n", "3", "--echo", "--logprobs", "1", "--prompt-logprobs", "1"]
+    answer = json.loads(call("generate", "hi", *flags, "--json", "--server", server).stdout)
+    answers = [answer, *answer["further_answers"]]
+    assert [each["text"][:12] for each in answers] == [f"{index} chat: user" for index in range(3)]
+    assert {"token_ids", "text", "finish_reason", "matched_stop", "seed", "logprobs", "speculation"} == {*answers[1]}
+    entry = {"logprob": -0.5, "bytes": [0xE2, 0x82], "top": {"7": -0.25}}
+    assert (answer["logprobs"], answer["prompt_logprobs"]) == ([entry], [entry] * 2)
+    assert answer["prompt_token_ids"] == [1, 2, 3]
+
+
+def test_several_answers_are_printed_one_after_the_other(server: str) -> None:
+    lines = call("generate", "hi", "--n", "3", "--server", server).stdout.splitlines()
+    assert lines[0::2] == ["--- answer 0", "--- answer 1", "--- answer 2"]
+    assert [line[:14] for line in lines[1::2]] == ["0 chat: user h", "1 chat: user h", "2 chat: user h"]
+    assert all(line.endswith("é€") for line in lines[1::2])
 
 
 def test_a_refusal_is_one_line_with_status_and_field(server: str) -> None:
@@ -149,6 +175,8 @@ def test_without_a_server_the_error_names_the_command_that_starts_one() -> None:
         (["hello", "--bad-words", "1,-2"], "--bad-words: expected ids"),
         (["hello", "--logit-bias", "3"], "--logit-bias: expected ID=BIAS"),
         (["hello", "--seed", str(2**64)], "--seed"),
+        (["hello", "--priority", str(2**31)], "--priority"),
+        (["hello", "--stream-tokens", "--json"], "--stream-tokens is of the stream"),
         (["hello", "--rows", "4"], "--rows and --depth go together"),
         (["hello", "--dtype", "float32"], "give --start too"),
         (["hello", "--start", "--dtype", "int3"], "teacher.dtype"),

@@ -25,7 +25,13 @@ ANSWER = [10, 11, 12, 13, 14, 15]
 
 
 def line(event: str, **fields: Any) -> Line:
-    head = {"schema": "eagle_pangu.trace/2", "event": event, "time": "2025-01-01T00:00:00Z", "request_id": "r-1"}
+    head = {
+        "schema": "eagle_pangu.trace/3",
+        "event": event,
+        "time": "2025-01-01T00:00:00Z",
+        "request_id": "r-1",
+        "answer": 0,
+    }
     return {**head, "epoch": 7, **fields}
 
 
@@ -90,7 +96,7 @@ def test_a_good_trace_replays_to_the_answer(tmp_path: Path) -> None:
     assert replayed.token_ids == tuple(ANSWER)
     assert replayed.faults == ()
     assert replayed.finished
-    assert run("replay", str(path)) == (0, "1 requests, 6 tokens re-derived, 0 contradicted, 0 without an end\n")
+    assert run("replay", str(path)) == (0, "1 answers, 6 tokens re-derived, 0 contradicted, 0 without an end\n")
 
 
 def set_field(index: int, *path: str | int) -> Callable[[list[Line], Any], None]:
@@ -145,11 +151,11 @@ def test_a_round_that_went_missing_is_noticed(tmp_path: Path) -> None:
 def test_a_request_without_its_end_is_unfinished_and_no_contradiction(tmp_path: Path) -> None:
     path = write(tmp_path / "trace.jsonl", good_trace()[:-1])
     with path.open("a", encoding="utf-8") as file:
-        file.write('{"schema": "eagle_pangu.trace/2", "ev')  # being written
+        file.write('{"schema": "eagle_pangu.trace/3", "ev')  # being written
     assert run("replay", str(path)) == (
         0,
         f"{path}: the last line is incomplete and left out\n"
-        "1 requests, 6 tokens re-derived, 0 contradicted, 1 without an end\n",
+        "1 answers, 6 tokens re-derived, 0 contradicted, 1 without an end\n",
     )
 
 
@@ -171,6 +177,22 @@ def test_lines_of_concurrent_requests_are_told_apart(tmp_path: Path) -> None:
     assert [replay(request).token_ids for request in requests] == [tuple(ANSWER)] * 2
 
 
+def test_lines_of_the_answers_to_one_request_are_told_apart(tmp_path: Path) -> None:
+    other = copy.deepcopy([{**each, "answer": 1} for each in good_trace()])
+    other[3]["kept"], other[4]["token_ids"][-1] = 0, 99
+    mixed = [each for pair in zip(good_trace(), other, strict=True) for each in pair]
+    path = write(tmp_path / "trace.jsonl", mixed)
+    replays = [replay(each) for each in read_trace(path)]
+    assert [(each.request_id, each.answer, bool(each.faults)) for each in replays] == [
+        ("r-1", 0, False),
+        ("r-1", 1, True),
+    ]
+    status, output = run("replay", str(path))
+    assert status == 1
+    assert "r-1 answer 1: " in output
+    assert "2 answers, 11 tokens re-derived, 1 contradicted, 0 without an end" in output
+
+
 def test_time_outside_the_models_is_per_round_and_per_request(tmp_path: Path) -> None:
     requests = read_trace(write(tmp_path / "trace.jsonl", good_trace()))
     assert outside_models_ms(requests, {"r-1"}) == [1.0, 1.0, 1.0]
@@ -180,11 +202,12 @@ def test_time_outside_the_models_is_per_round_and_per_request(tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("index", "changes", "where"),
     [
-        (0, {"schema": "eagle_pangu.trace/1"}, ":1: open.schema"),
+        (0, {"schema": "eagle_pangu.trace/2"}, ":1: open.schema"),
         (0, {"event": "start"}, ":1: "),
         (1, {"kept": "3"}, ":2: round.kept"),
         (1, {"tree": {"token_ids": [], "parents": [], "scores": None}}, ":2: round.tree.token_ids"),
         (2, {"request_id": "r-9"}, ":3: request_id"),
+        (2, {"answer": 1}, ":3: request_id: round of answer 1 of 'r-1'"),
     ],
 )
 def test_a_line_that_breaks_the_schema_is_refused_by_line_and_field(

@@ -76,6 +76,12 @@ async def refused(each: Stack, options: generation_pb2.GenerationOptions) -> lis
         ({"prompt": "x", "allowed_token_ids": [0, 999]}, "options.allowed_token_ids[1]"),
         ({"prompt": "x", "allowed_token_ids": [257], "min_tokens": 1}, "options.allowed_token_ids"),
         ({"prompt": "x", "logprobs": 21}, "options.logprobs"),
+        ({"prompt": "x", "prompt_logprobs": 21}, "options.prompt_logprobs"),
+        ({"prompt": "x", "n": 0}, "options.n"),
+        ({"prompt": "x", "n": 9}, "options.n"),
+        ({"prompt": "x", "n": 2**32 - 1}, "options.n"),
+        ({"prompt": "x", "priority": 101}, "options.priority"),
+        ({"prompt": "x", "priority": -101}, "options.priority"),
         ({"prompt": "x", "drafter": "unheard-of"}, "options.drafter"),
         ({"prompt": "x", "budget": Budget(rows=65, depth=1)}, "options.budget.rows"),
         ({"prompt": "x", "budget": Budget(rows=1, depth=33)}, "options.budget.depth"),
@@ -89,10 +95,23 @@ async def test_each_rule_is_refused_under_its_field(usual: Stack, fields: dict[s
 
 async def test_every_violation_is_told_at_once(usual: Stack) -> None:
     options = generation_pb2.GenerationOptions(
-        prompt="", max_tokens=0, stop=["", "b" * 300], temperature=-1, drafter="x", budget=Budget(rows=99, depth=99)
+        prompt="",
+        max_tokens=0,
+        stop=["", "b" * 300],
+        temperature=-1,
+        drafter="x",
+        budget=Budget(rows=99, depth=99),
+        n=9,
+        priority=-200,
+        prompt_logprobs=99,
+        logprobs=99,
     )
     assert await refused(usual, options) == [
         "options.max_tokens",
+        "options.logprobs",
+        "options.prompt_logprobs",
+        "options.n",
+        "options.priority",
         "options.stop[0]",
         "options.stop[1]",
         "options.drafter",
@@ -101,6 +120,22 @@ async def test_every_violation_is_told_at_once(usual: Stack) -> None:
         "options.budget.depth",
         "options.prompt",
     ]
+
+
+async def test_a_message_a_token_is_refused_where_there_is_one_message(usual: Stack) -> None:
+    options = generation_pb2.GenerationOptions(prompt="x", max_tokens=0, stream_tokens=True)
+    with pytest.raises(grpc.aio.AioRpcError) as error:
+        await usual.stub.Generate(generation_pb2.GenerateRequest(options=options))
+    assert error.value.code() == grpc.StatusCode.INVALID_ARGUMENT
+    fields = [violation.field for violation in violations_of(error.value)]
+    assert fields == ["options.max_tokens", "options.stream_tokens"]
+
+
+async def test_the_limit_of_answers_is_the_deployments_own() -> None:
+    async with stack(n_limit=2) as each:
+        assert (await each.stub.GetModelInfo(generation_pb2.GetModelInfoRequest())).n_limit == 2
+        assert await refused(each, generation_pb2.GenerationOptions(prompt="x", n=3)) == ["options.n"]
+        assert len((await each.generate(max_tokens=2, n=2)).further_answers) == 1
 
 
 async def test_the_worst_request_still_fits_a_status(usual: Stack) -> None:
@@ -158,6 +193,8 @@ async def test_the_limits_themselves_are_accepted(usual: Stack) -> None:
         {"stop_token_ids": [1] * 64, "include_stop": True},
         {"budget": Budget(rows=64, depth=32)},
         {"drafter": "other"},
+        {"n": 8, "priority": 100, "prompt_logprobs": 20},
+        {"n": 1, "priority": -100, "prompt_logprobs": 0, "echo": True},
         {"request_id": "a" * 128},
         {"prompt": " "},
         {"prompt": "\0"},

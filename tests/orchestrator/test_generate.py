@@ -115,6 +115,7 @@ async def test_past_the_drafts_context_decoding_goes_on_without_it(usual: Stack)
 async def test_unary_and_stream_agree(usual: Stack) -> None:
     usual.teacher.next_token = saying(len(PROMPT), [*ids_of("héllo wörld, 日本 😀 STOP more"), EOS])
     usual.draft.plan = knowing(usual.teacher.next_token, lambda number: number % 4)
+    await usual.generate(max_tokens=1)  # the prompt is cached for all that follow
     for fields in ({"max_tokens": 9}, {"max_tokens": 60}, {"max_tokens": 60, "stop": ["STOP"]}):
         whole = await usual.generate(**fields, return_margins=True)
         usual.draft.asked.clear()
@@ -178,4 +179,4 @@ async def test_model_info_names_drafters_budgets_and_limits(usual: Stack) -> Non
     assert (info.default_budget.rows, info.max_budget.rows, info.max_budget.depth) == (8, 64, 32)
     assert info.teacher.vocab_size == 258
     assert info.numerics.dtype == "float32"
-    assert (info.default_max_tokens, info.max_tokens_limit) == (256, 4096)
+    assert (info.default_max_tokens, info.max_tokens_limit, info.n_limit) == (256, 4096, 8)

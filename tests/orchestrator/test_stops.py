@@ -28,8 +28,8 @@ class Answer:
         self.pieces: list[str] = []
         for run in runs:
             cut = rules.take(run)
-            self.pieces.append(cut.text)
-            self.text += cut.text
+            self.pieces.append("".join(cut.pieces))
+            self.text += self.pieces[-1]
             self.kept += cut.kept
             self.end = cut.end
             if cut.end is not None:
@@ -44,7 +44,7 @@ def test_an_end_of_sequence_inside_a_run_ends_there_and_has_no_text() -> None:
 
 def test_without_end_of_sequence_ids_decoding_goes_past_them() -> None:
     rules = StopRules(Detokenizer(TOKENIZER), end_token_ids=[], max_tokens=3, stop=[])
-    assert rules.take([*ids_of("a"), EOS, *ids_of("b"), *ids_of("c")]) == (3, "ab", End("length"))
+    assert rules.take([*ids_of("a"), EOS, *ids_of("b"), *ids_of("c")]) == (["a", "", "b"], End("length"))
 
 
 @pytest.mark.parametrize(("stop", "kept"), [("b", 2), ("a", 1), ("c", 3), ("bc", 3)])

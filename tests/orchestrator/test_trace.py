@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from pathlib import Path
 from typing import Any
@@ -9,8 +10,11 @@ from typing import Any
 import grpc
 import pytest
 
+from eagle_pangu.evaluation.replay import replay
+from eagle_pangu.evaluation.trace_file import read_trace
 from orchestrator.trace import SCHEMA
-from tests.orchestrator.conftest import stack
+from protos.v1 import generation_pb2
+from tests.orchestrator.conftest import options, stack
 from tests.orchestrator.scripted import EOS, ScriptedTeacher, branching, ids_of, knowing, saying, scrambled
 
 PROMPT = ids_of("prompt")
@@ -45,12 +49,70 @@ async def test_a_trace_replays_to_the_answer(tmp_path: Path, fields: dict[str, A
     assert {(line["schema"], line["request_id"]) for line in lines} == {(SCHEMA, "one")}
     assert replayed(lines) == lines[-1]["token_ids"] == list(response.token_ids)
     assert {line["epoch"] for line in lines} == {each.teacher.sessions[0].epoch}
+    assert {line["answer"] for line in lines} == {0}
     assert [line["round"] for line in lines[1:-1]] == list(range(1, len(lines) - 1))
     end = lines[-1]
     stats = response.speculation
     assert (end["rounds"], end["drafted"], end["accepted"]) == (stats.rounds, stats.drafted, stats.accepted)
     for part in ("draft", "queue", "teacher", "commit", "wire"):
         assert sum(line["times_us"][part] for line in lines[1:-1]) == getattr(stats.timings, f"{part}_us")
+
+
+async def test_the_lines_of_several_answers_replay_each_to_its_own(tmp_path: Path) -> None:
+    path, teacher = tmp_path / "trace.jsonl", ScriptedTeacher()
+    teacher.samples = True
+    async with stack(teacher, trace=path) as each:
+        asked: dict[str, Any] = {"max_tokens": 20, "temperature": 1, "drafter": "none", "seed": 2**64 - 1}
+        response = await each.generate(n=3, request_id="one", **asked)
+        await each.stream(n=2, request_id="two", **asked)
+    answers = [response, *response.further_answers]
+    replays = [replay(traced) for traced in read_trace(path)]
+    assert sorted((one.request_id, one.answer) for one in replays) == [("one", i) for i in range(3)] + [
+        ("two", i) for i in range(2)
+    ]
+    for one in replays:
+        assert one.faults == ()
+        assert one.finished
+        assert list(one.token_ids) == list(answers[one.answer].token_ids)
+    opened = [line for line in lines_of(path) if line["event"] == "open" and line["request_id"] == "one"]
+    assert {line["answer"]: line["sampling"]["seed"] for line in opened} == {0: 2**64 - 1, 1: 0, 2: 1}
+    assert {line["answer"]: line["cached_prompt_tokens"] for line in opened} == {0: 0, 1: 5, 2: 5}
+    assert all(line["status"] == "OK" for line in lines_of(path) if line["event"] == "end")
+
+
+async def test_an_answer_has_its_end_line_while_others_go_on(tmp_path: Path) -> None:
+    path, others_may_go_on = tmp_path / "trace.jsonl", asyncio.Event()
+    async with stack(trace=path) as each:
+
+        async def hold_the_second(record: Any, _context: Any) -> None:
+            if each.teacher.sessions.index(record) == 1:
+                await others_may_go_on.wait()
+
+        each.teacher.on_verify = hold_the_second
+        request = generation_pb2.GenerateStreamRequest(options=options(max_tokens=9, n=2))
+        async for part in each.stub.GenerateStream(request):
+            if part.index == 0 and part.finish_reason:
+                assert [line["answer"] for line in lines_of(path) if line["event"] == "end"] == [0]
+                others_may_go_on.set()
+    assert [line["answer"] for line in lines_of(path) if line["event"] == "end"] == [0, 1]
+
+
+async def test_answers_given_up_with_a_failed_one_have_their_end_lines(tmp_path: Path) -> None:
+    path = tmp_path / "trace.jsonl"
+    async with stack(trace=path) as each:
+
+        async def fail(record: Any, context: grpc.aio.ServicerContext) -> None:
+            if each.teacher.sessions.index(record) == 1 and len(record.rounds) == 3:
+                await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "full")
+
+        each.teacher.on_verify = fail
+        with pytest.raises(grpc.aio.AioRpcError):
+            await each.generate(max_tokens=400, n=2)
+        await each.idle()
+    opened, ended = ([line for line in lines_of(path) if line["event"] == event] for event in ("open", "end"))
+    assert {line["answer"]: line["status"] for line in ended} == {0: "CANCELLED", 1: "RESOURCE_EXHAUSTED"}
+    assert len(opened) == 2
+    assert [one.faults for one in map(replay, read_trace(path))] == [(), ()]
 
 
 async def test_losses_are_in_the_trace(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from tests.orchestrator.scripted.language import (
     saying,
     scrambled,
 )
-from tests.orchestrator.scripted.teacher import ScriptedTeacher
+from tests.orchestrator.scripted.teacher import ScriptedTeacher, logprobs_of
 
 __all__ = [
     "CHAT_TEMPLATE",
@@ -25,6 +25,7 @@ __all__ = [
     "branching",
     "ids_of",
     "knowing",
+    "logprobs_of",
     "plain",
     "proposal",
     "saying",
