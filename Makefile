@@ -19,6 +19,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 TEST ?=
 BASE ?= HEAD~1
+NODE_CLIENT := eagle_pangu/client/node
 # For its kustomize; fetched once. Where the fetched one does not run (not x86-64 Linux): KUBECTL=/path/to/kubectl.
 export KUBECTL ?= $(VENV)/tools/kubectl
 
@@ -36,7 +37,7 @@ for attempt in 1 2 3; do $(1) && break; \
   [ $$attempt -lt 3 ] || { echo "gave up after 3 attempts: $(strip $(1))" >&2; exit 1; }; sleep 5; done
 endef
 
-.PHONY: help install demo test test-fast lint format types protos proto-lint manifests clean
+.PHONY: help install node-client demo test test-fast lint format types protos proto-lint manifests clean
 
 help:
 	@awk '/^#/ { sub(/^# ?/, ""); print; next } { exit }' Makefile
@@ -53,12 +54,24 @@ $(VENV)/bin/python:
 	"$$python" -m venv $(VENV)
 
 $(VENV)/installed: pyproject.toml constraints.txt | $(VENV)/bin/python
-	@$(call thrice,$(PIP) install --no-compile -c constraints.txt -e '.[models$(,)dev]')
+	@$(call thrice,$(PIP) install --no-compile -c constraints.txt -e '.[models$(,)http$(,)dev]')
 	@echo "compiling what the services import"; $(BIN)/python -c 'from transformers import AutoTokenizer, LlamaForCausalLM'
 	@touch $@
 
 $(VENV)/tools/kubectl: deploy/kubectl.py deploy/kubectl.txt $(VENV)/installed
 	@$(call thrice,$(BIN)/python -m deploy.kubectl $@)
+
+# The Node.js example: whoever has no npm tests without it.
+ifneq ($(shell command -v npm),)
+node-client: $(NODE_CLIENT)/node_modules/installed
+else
+node-client:
+	@echo "no npm on the PATH: the tests of $(NODE_CLIENT) will skip"
+endif
+
+$(NODE_CLIENT)/node_modules/installed: $(NODE_CLIENT)/package.json $(NODE_CLIENT)/package-lock.json
+	@$(call thrice,npm ci --prefix $(NODE_CLIENT) --ignore-scripts --no-audit --no-fund)
+	@touch $@
 
 # ---- use -------------------------------------------------------------------------------------------------------------
 
@@ -67,11 +80,11 @@ demo: install
 
 # ---- checks ----------------------------------------------------------------------------------------------------------
 
-test: install $(KUBECTL)
+test: install node-client $(KUBECTL)
 	@$(BIN)/eagle-pangu models pull
 	@$(BIN)/python -m pytest $(TEST)
 
-test-fast: install $(KUBECTL)
+test-fast: install node-client $(KUBECTL)
 	@$(BIN)/python -m pytest -m "not slow" $(TEST)
 
 lint: install
@@ -102,4 +115,4 @@ manifests: install $(KUBECTL)
 	@$(BIN)/python -m deploy.manifests
 
 clean:
-	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(NODE_CLIENT)/node_modules build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -43,6 +43,7 @@ def import_all(package: str) -> subprocess.CompletedProcess[str]:
         "orchestrator",
         "eagle_pangu.serving",
         "eagle_pangu.client",
+        "eagle_pangu.openai_api",
         *(f"eagle_pangu.speculation.{name}" for name in ("tree", "parameters", "noise", "history")),
     ],
 )
