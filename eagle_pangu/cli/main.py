@@ -6,9 +6,11 @@ import typer
 
 from eagle_pangu.cli.bench import bench
 from eagle_pangu.cli.bench_numerics import bench_numerics
+from eagle_pangu.cli.bench_options import bench_options
 from eagle_pangu.cli.console import EXPECTED, answers, fail
 from eagle_pangu.cli.demo import demo
 from eagle_pangu.cli.generate import generate
+from eagle_pangu.cli.http import http
 from eagle_pangu.cli.models import app as models
 from eagle_pangu.cli.trace import app as trace
 from eagle_pangu.cli.train_draft import train_draft
@@ -25,9 +27,11 @@ app = typer.Typer(
 )
 app.command(context_settings=PASS_ON)(up)
 app.command()(generate)
+app.command(context_settings={**PASS_ON, "help_option_names": []})(http)
 app.command()(demo)
 app.command()(bench)
 app.command("bench-numerics")(bench_numerics)
+app.command("bench-options")(bench_options)
 app.command("train-draft", context_settings={**PASS_ON, "help_option_names": []})(train_draft)
 app.add_typer(models, name="models")
 app.add_typer(trace, name="trace")

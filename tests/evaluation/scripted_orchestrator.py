@@ -35,7 +35,9 @@ class ScriptedOrchestrator(generation_pb2_grpc.GenerationServiceServicer):
     def GetModelInfo(  # noqa: N802
         self, request: generation_pb2.GetModelInfoRequest, context: grpc.ServicerContext
     ) -> generation_pb2.GetModelInfoResponse:
-        return generation_pb2.GetModelInfoResponse(numerics=self._numerics())
+        return generation_pb2.GetModelInfoResponse(
+            teacher=model_pb2.ModelFingerprint(vocab_size=1000), numerics=self._numerics()
+        )
 
     def Generate(  # noqa: N802
         self, request: generation_pb2.GenerateRequest, context: grpc.ServicerContext

@@ -1,0 +1,49 @@
+"""The cost of options, over a scripted orchestrator: what is asked, in which order, and what is made of the answers."""
+
+from __future__ import annotations
+
+import pytest
+
+from eagle_pangu.client.client import GenerationClient
+from eagle_pangu.evaluation.options_cost import measure, ratio, with_every_option
+from eagle_pangu.evaluation.prompts import PromptItem
+from eagle_pangu.speculation.parameters import SamplingParameters
+from protos.codec import decode_sampling
+from protos.v1 import generation_pb2
+from tests.evaluation.scripted_orchestrator import ROUNDS_US, ScriptedOrchestrator, serving
+
+ITEMS = [PromptItem("a", "test", ("one", "never asked")), PromptItem("b", "test", ("two",))]
+NO_WORK_IN_A_ROUND = {"request_id", "prompt", "prompt_token_ids", "n", "echo", "prompt_logprobs", "priority"}
+NOT_UNARY = {"stream_tokens"}
+LEFT_TO_THE_SERVER = {"budget"}
+
+
+async def test_each_prompt_is_asked_in_both_ways_by_turns_and_the_first_is_thrown_away() -> None:
+    orchestrator = ScriptedOrchestrator()
+    with serving(orchestrator) as target:
+        async with GenerationClient(target) as client:
+            costs = [cost async for cost in measure(client, ITEMS, drafter="hybrid", max_tokens=9)]
+    asked = [(each.chat.messages[0].content, each.temperature > 0) for each in orchestrator.requests]
+    assert asked == [("one", True), ("one", False), ("one", False), ("one", True), ("two", True), ("two", False)]
+    assert all(
+        (each.drafter, each.max_tokens, each.ignore_eos) == ("hybrid", 9, True) for each in orchestrator.requests
+    )
+    assert [cost.id for cost in costs] == ["a", "b"]
+    assert (costs[0].greedy_ms, costs[0].greedy_rows) == (pytest.approx(ROUNDS_US / 1e3), 4)
+    assert ratio(costs) == pytest.approx(1)
+
+
+def test_every_option_that_acts_in_a_round_is_set_and_the_whole_is_legal() -> None:
+    plain = generation_pb2.GenerationOptions(max_tokens=9, drafter="none", ignore_eos=True)
+    plain.chat.messages.add(role="user", content="x")
+    options = with_every_option(plain, seed=1, vocab_size=1000)
+    named = {field.name for field, _ in options.ListFields()}
+    expected = {field.name for field in generation_pb2.GenerationOptions.DESCRIPTOR.fields}
+    assert named == expected - NO_WORK_IN_A_ROUND - NOT_UNARY - LEFT_TO_THE_SERVER
+    parameters = SamplingParameters(
+        **decode_sampling(options),
+        seed=options.seed,
+        logit_bias=tuple(options.logit_bias.items()),
+        end_token_ids=tuple(options.stop_token_ids),
+    )
+    parameters.validate(1000)
