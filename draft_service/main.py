@@ -14,6 +14,7 @@ from draft_service.slots import Slots
 from eagle_pangu.serving.bootstrap import StartError, run_service
 from eagle_pangu.serving.logs import get_logger
 from eagle_pangu.serving.settings import DraftSettings
+from eagle_pangu.serving.stalls import stall
 from protos.v1 import draft_pb2, draft_pb2_grpc
 
 log = get_logger(__name__)
@@ -58,6 +59,11 @@ class DraftService:
                 raise StartError(str(error)) from error
             self._desks[name] = Desk(drafter, worker)
         log.info("drafters loaded", drafters=names, default_drafter=settings.drafter)
+
+    def hindrance(self) -> str | None:
+        """A drafter's work that does not come to its end."""
+        stalls = (stall(desk.worker.busy_since, self._settings.stall_seconds) for desk in self._desks.values())
+        return next(filter(None, stalls), None)
 
     async def drained(self) -> None:
         """Return once no session runs."""

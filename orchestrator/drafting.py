@@ -28,6 +28,13 @@ PROBE_SECONDS = 3.0
 log = get_logger(__name__)
 
 
+class Learned(NamedTuple):
+    """What the draft service made of a drafter's name: the drafter chosen, and whether it reads features."""
+
+    drafter: str
+    needs_features: bool
+
+
 class DraftService:
     """What all requests share about the draft service.
 
@@ -39,7 +46,7 @@ class DraftService:
 
     Attributes:
         breaker: told by the sessions, asked by the requests.
-        needs_features: by the name a request gave, whether that drafter reads features; as far as learned.
+        learned: by the name that a request gave.
     """
 
     def __init__(
@@ -55,7 +62,7 @@ class DraftService:
         self.deadline_seconds = deadline_seconds
         self.rest_seconds = rest_seconds
         self.breaker = CircuitBreaker(rest_seconds, self._is_back)
-        self.needs_features: dict[str, bool] = {}
+        self.learned: dict[str, Learned] = {}
 
     async def _is_back(self) -> bool:
         request = draft_pb2.GetDraftersRequest()
@@ -101,20 +108,20 @@ class Drafting:
         service = self._service
         if service is None or service.breaker.is_open:
             return False
-        needs_features = service.needs_features.get(self._request.drafter)
-        self._sends_features = needs_features is not False
+        learned = service.learned.get(self._request.drafter)
+        self._sends_features = learned is None or learned.needs_features
         session = self._open(service, [])
-        if needs_features is None:
+        if learned is None:
             try:
-                opened = await session.wait_opened(service.deadline_seconds)
+                await session.wait_opened(service.deadline_seconds)
             except DraftError as error:
                 self._sends_features = False
                 self._failed(service, error)
                 return False
             self._learn(service, session)
-            needs_features = opened.needs_features
-        self._sends_features = needs_features
-        return needs_features
+            learned = service.learned[self._request.drafter]
+        self.drafter, self._sends_features = learned
+        return self._sends_features
 
     async def propose(self, number: int, answer: Sequence[int], depth: int) -> Drafted:
         """The tree of a round.
@@ -228,4 +235,4 @@ class Drafting:
     def _learn(self, service: DraftService, session: DraftSession) -> None:
         if session.opened is not None:
             self.drafter = session.opened.drafter
-            service.needs_features[self._request.drafter] = session.opened.needs_features
+            service.learned[self._request.drafter] = Learned(self.drafter, session.opened.needs_features)

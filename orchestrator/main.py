@@ -50,6 +50,10 @@ class OrchestratorService:
                 raise StartError(f"trace: {error}") from error
         await self._servicer.load()
 
+    def hindrance(self) -> str | None:
+        """None: it has no work but that of the event loop, which answers health itself."""
+        return None
+
     async def drained(self) -> None:
         """Let no request wait for a lost teacher any longer; return once none is served."""
         self._draining.set()

@@ -10,6 +10,7 @@ import torch
 from eagle_pangu.serving.bootstrap import StartError, run_service
 from eagle_pangu.serving.logs import get_logger
 from eagle_pangu.serving.settings import TeacherSettings
+from eagle_pangu.serving.stalls import stall
 from eagle_pangu.speculation.checkpoints import CheckpointError, load_checkpoint
 from eagle_pangu.speculation.devices import Device, get_device, resolve_dtype
 from eagle_pangu.speculation.engine import Engine
@@ -57,6 +58,11 @@ class TeacherService:
             raise StartError(str(error)) from error
         prefixes = PrefixCache(self._settings.prefix_cache_tokens)
         self._servicer.runtime = Runtime(built.value, self.executor, self.slots, prefixes, self._settings)
+
+    def hindrance(self) -> str | None:
+        """A forward pass that does not come to its end."""
+        busy_since = self.executor.heartbeat().busy_since
+        return stall(busy_since, self._settings.stall_seconds)
 
     async def drained(self) -> None:
         """Refuse sessions that wait for a slot; return once the running ones have ended."""

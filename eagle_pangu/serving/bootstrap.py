@@ -30,6 +30,7 @@ from eagle_pangu.serving.settings import SectionName, ServerSettings, Settings
 
 __all__ = ["Server", "Service", "StartError", "channel", "run_service", "running", "serve"]
 
+HEALTH_SECONDS = 1.0  # between two looks at the service
 STOP_GRACE_SECONDS = 0.5  # for answers under way; an open Health.Watch holds the stop for all of it
 SAME_SIGNAL_SECONDS = 0.5  # some send a signal to the process and to its group: that is one signal
 LISTENING = "listening"  # first word of the line on stdout that names the port
@@ -55,6 +56,13 @@ class Service(Protocol):
     async def start(self) -> None:
         """Load what is needed, off the event loop; no call arrives before it returns. May raise StartError."""
 
+    def hindrance(self) -> str | None:
+        """Why the work of calls does not get done at the moment, as health tells it; None: it does. Cheap, never fails.
+
+        A service whose work runs on threads of its own looks at their heartbeat: the process may well be alive while
+        its model hangs.
+        """
+
     async def drained(self) -> None:
         """Give up what waits for something that may never come; return once no session runs. No new one begins."""
 
@@ -71,6 +79,7 @@ class Server:
         self._calls = CallInterceptor(refusal="the service is starting", write_seconds=settings.write_seconds)
         self._health = health_aio.HealthServicer()
         self._server: grpc.aio.Server | None = None
+        self._watch: asyncio.Task[None] | None = None
         self.port = 0
 
     async def bind(self) -> int:
@@ -99,10 +108,13 @@ class Server:
         await self._service.start()
         self._calls.refusal = None
         await self._set_health(health_pb2.HealthCheckResponse.SERVING)
+        self._watch = asyncio.create_task(self._follow_service())
 
     async def stop(self, drain_seconds: float) -> None:
         """NOT_SERVING at once, wait at most `drain_seconds` for running sessions, stop."""
         self._calls.refusal = "the service is draining"
+        if self._watch is not None:
+            self._watch.cancel()
         await self._health.enter_graceful_shutdown()
         try:
             async with asyncio.timeout(drain_seconds):
@@ -113,6 +125,20 @@ class Server:
             if self._server is not None:
                 await self._server.stop(STOP_GRACE_SECONDS)
             await self._service.stop()
+
+    async def _follow_service(self) -> None:
+        """Health as the service finds itself. Calls are taken all the same: the hindrance may pass."""
+        before: str | None = None
+        while True:
+            await asyncio.sleep(HEALTH_SECONDS)
+            hindrance = self._service.hindrance()
+            if hindrance and not before:
+                log.error("not serving", reason=hindrance)
+                await self._set_health(health_pb2.HealthCheckResponse.NOT_SERVING)
+            elif before and not hindrance:
+                log.info("serving again")
+                await self._set_health(health_pb2.HealthCheckResponse.SERVING)
+            before = hindrance
 
     async def _set_health(self, status: int) -> None:
         for name in ("", *self._service.service_names):

@@ -55,6 +55,12 @@ class ServerSettings(Section):
 class ModelSettings(Section):
     """A model and how it computes."""
 
+    stall_seconds: float = Field(
+        default=60,
+        gt=0,
+        description="Longest time of one piece of model work; while one takes longer, health answers NOT_SERVING.",
+    )
+
     model: str = Field(
         default="smollm2-135m-instruct", description="Name of a pulled model, or a transformers directory."
     )

@@ -27,6 +27,9 @@ class DyingTeacher:
 
     async def start(self) -> None: ...
 
+    def hindrance(self) -> str | None:
+        return None
+
     async def drained(self) -> None: ...
 
     async def stop(self) -> None: ...

@@ -101,6 +101,9 @@ class FakeOrchestrator:
 
     async def start(self) -> None: ...
 
+    def hindrance(self) -> str | None:
+        return None
+
     async def drained(self) -> None: ...
 
     async def stop(self) -> None: ...

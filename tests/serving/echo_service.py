@@ -61,6 +61,9 @@ class EchoService:
         if self._start_error is not None:
             raise self._start_error
 
+    def hindrance(self) -> str | None:
+        return None
+
     async def drained(self) -> None:
         await self._idle.wait()
 

@@ -174,4 +174,4 @@ async def test_work_that_nobody_waits_for_is_dropped_without_a_word_when_the_exe
         executor.submit("a", lambda: done.append("came late"))
         gate.opened.set()
         await asyncio.gather(held_task, closing)
-    assert (done, lines) == ([], [])
+    assert (done, lines, executor.heartbeat().waiting) == ([], [], 0)
