@@ -5,7 +5,8 @@
 #   make lint types proto-lint manifests    what .ci/run asks besides
 #   make protos      regenerate the stubs   make format      let ruff rewrite
 #
-# PYTHON=python3.12 chooses the interpreter of .venv, TEST="-k tree" narrows the tests, BASE=ref the wire comparison.
+# PYTHON=python3.12 chooses the interpreter of .venv, TEST="-k tree" narrows the tests, WORKERS=0 runs them in one process,
+# BASE=ref chooses what the wire contract is compared with.
 
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
@@ -18,6 +19,7 @@ MAKEFLAGS += --no-print-directory
 VENV := .venv
 BIN := $(VENV)/bin
 TEST ?=
+WORKERS ?= 2
 BASE ?= HEAD~1
 NODE_CLIENT := eagle_pangu/client/node
 # For its kustomize; fetched once. Where the fetched one does not run (not x86-64 Linux): KUBECTL=/path/to/kubectl.
@@ -29,6 +31,9 @@ export TOKENIZERS_PARALLELISM := false
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # pip's own compiling of 11,000 modules takes a minute of the install; an import compiles the few hundred in use, once.
 unexport PYTHONDONTWRITEBYTECODE
+
+# A file's tests stay in one process, in order: they share models. A thread each, or the workers' threads would fight.
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile
 
 # A registry that stumbles once should not cost the run; what was downloaded stays in pip's cache.
 PIP := $(BIN)/python -m pip --retries 10 --timeout 60
@@ -82,10 +87,10 @@ demo: install
 
 test: install node-client $(KUBECTL)
 	@$(BIN)/eagle-pangu models pull
-	@$(BIN)/python -m pytest $(TEST)
+	@$(PYTEST) $(TEST)
 
 test-fast: install node-client $(KUBECTL)
-	@$(BIN)/python -m pytest -m "not slow" $(TEST)
+	@$(PYTEST) -m "not slow" $(TEST)
 
 lint: install
 	@$(BIN)/ruff check .

@@ -7,6 +7,7 @@ torch nor messages.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -64,10 +65,11 @@ class TokenTree:
     @cached_property
     def depth(self) -> NDArray[np.int64]:
         """[rows] distance to the root. Position id of a row = committed length + depth."""
-        depth = np.zeros(self.rows, dtype=np.int64)
-        for row in range(1, self.rows):
-            depth[row] = depth[self.parents[row]] + 1
-        return depth
+        depth = [0] * self.rows
+        for row, parent in enumerate(self.parents.tolist()):
+            if row:
+                depth[row] = depth[parent] + 1
+        return np.array(depth, dtype=np.int64)
 
     @cached_property
     def ancestors(self) -> NDArray[np.int64]:
@@ -94,9 +96,9 @@ class TokenTree:
     def children(self) -> list[dict[int, int]]:
         """[rows] token id -> row of the child that carries it, valid rows only."""
         children: list[dict[int, int]] = [{} for _ in range(self.rows)]
-        for row in range(1, self.rows):
-            if self.valid is None or self.valid[row]:
-                children[self.parents[row]][int(self.token_ids[row])] = row
+        for row, (token_id, parent) in enumerate(zip(self.token_ids.tolist(), self.parents.tolist(), strict=True)):
+            if row and (self.valid is None or self.valid[row]):
+                children[parent][token_id] = row
         return children
 
     def accept(self, decided: Sequence[int] | NDArray[np.int64]) -> list[int]:
@@ -154,42 +156,44 @@ class TokenTree:
             raise InvalidFieldError(
                 f"{field}.token_ids", f"expected at most {max_rows} drafted rows, got {self.drafted}"
             )
-        _refuse_first(
-            (self.token_ids < 0) | (self.token_ids >= vocab_size),
-            f"{field}.token_ids",
-            self.token_ids,
-            f"expected an id in [0, {vocab_size})",
-        )
-        if self.parents[0] != 0:
-            raise InvalidFieldError(f"{field}.parents", f"expected the root's parent to be 0, got {self.parents[0]}", 0)
-        order = np.arange(self.rows)
-        wrong = (self.parents < 0) | (self.parents >= order)
-        wrong[0] = False
-        _refuse_first(wrong, f"{field}.parents", self.parents, "expected an earlier row (0 <= parent < row)")
-        too_deep = self.depth > max_depth
-        if self.valid is not None:
-            too_deep &= self.valid
-        _refuse_first(too_deep, f"{field}.parents", self.depth, f"expected depth at most {max_depth}")
-        self._validate_siblings(field)
+        # Lists: a tree is small, every round validates two, and for so few rows each call of NumPy costs more than all
+        # of a loop does.
+        token_ids, parents = self.token_ids.tolist(), self.parents.tolist()
+        for row, token_id in enumerate(token_ids):
+            if not 0 <= token_id < vocab_size:
+                raise InvalidFieldError(
+                    f"{field}.token_ids", f"expected an id in [0, {vocab_size}), got {token_id}", row
+                )
+        if parents[0] != 0:
+            raise InvalidFieldError(f"{field}.parents", f"expected the root's parent to be 0, got {parents[0]}", 0)
+        for row, parent in enumerate(parents):
+            if row and not 0 <= parent < row:
+                raise InvalidFieldError(
+                    f"{field}.parents", f"expected an earlier row (0 <= parent < row), got {parent}", row
+                )
+        valid = None if self.valid is None else self.valid.tolist()
+        for row, depth in enumerate(self.depth.tolist()):
+            if depth > max_depth and (valid is None or valid[row]):
+                raise InvalidFieldError(f"{field}.parents", f"expected depth at most {max_depth}, got {depth}", row)
+        seen: set[tuple[int, int]] = set()
+        for row, sibling in enumerate(zip(parents, token_ids, strict=True)):
+            if not row or (valid is not None and not valid[row]):
+                continue
+            if sibling in seen:
+                parent, token_id = sibling
+                raise InvalidFieldError(
+                    f"{field}.token_ids", f"expected distinct siblings, got id {token_id} twice under row {parent}", row
+                )
+            seen.add(sibling)
         self._validate_scores(field)
         self._validate_validity(field)
-
-    def _validate_siblings(self, field: str) -> None:
-        seen: set[tuple[int, int]] = set()
-        for row in range(1, self.rows):
-            if self.valid is not None and not self.valid[row]:
-                continue
-            key = (int(self.parents[row]), int(self.token_ids[row]))
-            if key in seen:
-                raise InvalidFieldError(
-                    f"{field}.token_ids", f"expected distinct siblings, got id {key[1]} twice under row {key[0]}", row
-                )
-            seen.add(key)
 
     def _validate_scores(self, field: str) -> None:
         if self.scores is None:
             return
-        _refuse_first(~np.isfinite(self.scores), f"{field}.scores", self.scores, "expected a finite number")
+        for row, score in enumerate(self.scores.tolist()):
+            if not math.isfinite(score):
+                raise InvalidFieldError(f"{field}.scores", f"expected a finite number, got {score}", row)
         if self.scores[0] != 0:
             raise InvalidFieldError(f"{field}.scores", f"expected 0 at the root, got {self.scores[0]}", 0)
 
