@@ -10,6 +10,9 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import islice
 
+import numpy as np
+from numpy.typing import NDArray
+
 from protos.errors import InvalidFieldError
 
 MOST_LOGPROBS = 20
@@ -70,7 +73,7 @@ class SamplingParameters:
 
     @property
     def truncates(self) -> bool:
-        """Whether `warp` leaves tokens out."""
+        """Whether some tokens are left out before one is drawn."""
         return self.top_k > 0 or self.top_p < 1 or self.min_p > 0
 
     @property
@@ -89,6 +92,11 @@ class SamplingParameters:
         return (
             self.penalises or self.holds_back_end or bool(self.logit_bias or self.bad_words or self.allowed_token_ids)
         )
+
+    @cached_property
+    def allowed(self) -> NDArray[np.int64]:
+        """`allowed_token_ids` as an array: they may be thousands."""
+        return np.array(self.allowed_token_ids, dtype=np.int64)
 
     @cached_property
     def bad_word_ends(self) -> dict[tuple[int, ...], list[int]]:

@@ -1,6 +1,6 @@
 """What a request may do to logits before a token is decided, row by row with each row's own history.
 
-`process` penalises, biases and bans, as transformers' logits processors do; `warp` shapes what is sampled from, as its
+`process` penalises, biases and bans, as transformers' logits processors do; `likely` says what is sampled from, as its
 warpers do. Pure functions of logits, histories and parameters, in float32 on the logits' device; no noise, no session.
 A row's result has the same bits whatever rows stand beside it.
 """
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -40,29 +41,49 @@ def process(logits: torch.Tensor, histories: Histories, parameters: SamplingPara
     banned = torch.from_numpy(_banned(histories, parameters, scores.shape[1])).to(scores.device)
     scores.view(-1).index_fill_(0, banned, _BANNED)
     if parameters.allowed_token_ids:
-        allowed = _ids(parameters.allowed_token_ids, scores)
+        allowed = torch.from_numpy(parameters.allowed).to(scores.device)
         kept = scores.index_select(1, allowed)
         scores.fill_(_BANNED).index_copy_(1, allowed, kept)
     return scores
 
 
-def warp(scores: torch.Tensor, parameters: SamplingParameters) -> torch.Tensor:
-    """Temperature, top-k, top-p and min-p, in this order.
+class Likely(NamedTuple):
+    """Tokens that are left to sample from: rows and token_ids, [found] int64 each, by row and in a row by id; values,
+    [found] float32, their scores."""
+
+    rows: torch.Tensor
+    token_ids: torch.Tensor
+    values: torch.Tensor
+
+
+def likely(scores: torch.Tensor, parameters: SamplingParameters) -> Likely:
+    """What top-k, top-p and min-p leave, in this order; always the best token of each row.
 
     Args:
-        scores: [rows, vocab] float32, at least one finite in each row; left as they are.
-        parameters: not greedy.
-
-    Returns:
-        [rows, vocab] float32, -inf at what is not sampled from; never at the best token.
+        scores: [rows, vocab] float32, divided by the temperature, at least one finite in each row; left as they are.
+        parameters: that truncate.
     """
-    scores = scores / parameters.temperature
-    if parameters.top_k or parameters.top_p < 1:
-        scores = _keep_likely(scores, parameters.top_k, parameters.top_p)
     if parameters.min_p > 0:
         least = scores.amax(dim=-1, keepdim=True) + math.log(parameters.min_p)
-        scores.masked_fill_(scores < least, _BANNED)
-    return scores
+        if not parameters.top_k and parameters.top_p == 1:
+            return _found(scores, *marked(scores >= least))
+    rows, vocab = scores.shape
+    width = min(parameters.top_k, vocab) or vocab
+    best = best_values(scores, width)
+    cut = torch.zeros((rows, 1), dtype=torch.int64, device=scores.device)
+    if parameters.top_p < 1:
+        mass = best.softmax(dim=-1).cumsum(dim=-1)
+        rest = torch.full((rows, 1), 1 - parameters.top_p, device=scores.device)
+        cut = torch.searchsorted(mass, rest, right=True).clamp(max=width - 1)
+    found = _found(scores, *best_tokens(scores, best, cut))
+    if parameters.min_p == 0:
+        return found
+    kept = found.values >= least[found.rows, 0]
+    return Likely(*(each[kept] for each in found))
+
+
+def _found(scores: torch.Tensor, rows: torch.Tensor, token_ids: torch.Tensor) -> Likely:
+    return Likely(rows, token_ids, scores[rows, token_ids])
 
 
 def best_values(scores: torch.Tensor, count: int) -> torch.Tensor:
@@ -101,21 +122,6 @@ def best_tokens(scores: torch.Tensor, best: torch.Tensor, cut: torch.Tensor) -> 
     rank = tied.cumsum(0) - (per_row.cumsum(0) - per_row)[rows]  # among the ties of its own row, from 1
     kept = ~tied | (rank <= room[rows, 0])
     return rows[kept], ids[kept]
-
-
-def _keep_likely(scores: torch.Tensor, top_k: int, top_p: float) -> torch.Tensor:
-    rows, vocab = scores.shape
-    width = min(top_k, vocab) or vocab
-    best = best_values(scores, width)
-    cut = torch.zeros((rows, 1), dtype=torch.int64, device=scores.device)
-    if top_p < 1:
-        mass = best.softmax(dim=-1).cumsum(dim=-1)
-        rest = torch.full((rows, 1), 1 - top_p, device=scores.device)
-        cut = torch.searchsorted(mass, rest, right=True).clamp(max=width - 1)
-    where = best_tokens(scores, best, cut)
-    likely = torch.full_like(scores, _BANNED)
-    likely[where] = scores[where]
-    return likely
 
 
 def _penalise(scores: torch.Tensor, histories: Histories, parameters: SamplingParameters) -> None:

@@ -6,8 +6,9 @@ the tree that it was computed in, so a drafted token is accepted when it is the 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -17,8 +18,10 @@ from numpy.typing import NDArray
 from eagle_pangu.speculation.history import Histories
 from eagle_pangu.speculation.noise import from_words, gumbel, words
 from eagle_pangu.speculation.parameters import SamplingParameters
-from eagle_pangu.speculation.processors import best_tokens, best_values, marked, process, warp
+from eagle_pangu.speculation.processors import Likely, best_tokens, best_values, likely, process
 from eagle_pangu.speculation.tree import TokenTree
+
+T = TypeVar("T")
 
 
 class Choice(NamedTuple):
@@ -107,40 +110,43 @@ class Sampler:
         else:
             histories = Histories.of_tree(self._committed, self._answer_start, tree)
         scores = process(logits, histories, parameters)
-        if not parameters.is_greedy:
-            scores = warp(scores, parameters)
-            self._add_noise(scores, histories.positions.tolist())
+        if parameters.is_greedy:
+            return greedy(scores)
+        scores /= parameters.temperature  # a copy already
+        positions = histories.positions.tolist()
+        # Which of the two is the parameters' matter and never the rows', so a row's bits do not depend on its company.
+        if parameters.truncates:
+            return self._draw_likely(likely(scores, parameters), positions, scores.shape[1])
+        self._noise = _held(self._noise, positions, partial(self._noise_at, scores))
+        for row, position in zip(scores, positions, strict=True):
+            row += self._noise[position]  # a view: this writes scores
         return greedy(scores)
 
-    def _add_noise(self, scores: torch.Tensor, positions: Sequence[int]) -> None:
-        """To each row that of its position; where few tokens are left to draw from, to those alone.
+    def _noise_at(self, scores: torch.Tensor, position: int) -> torch.Tensor:
+        return torch.from_numpy(gumbel(self._parameters.seed, position, scores.shape[1])).to(scores.device)
 
-        Which of the two is the parameters' matter and never the rows', so a row's bits do not depend on its company.
-        """
-        self._hold(set(positions), scores)
-        if not self._parameters.truncates:
-            for row, position in zip(scores, positions, strict=True):
-                row += self._noise[position]  # a view: this writes scores
-            return
-        rows, ids = marked(scores > float("-inf"))
-        left = ids.cpu().numpy()
-        ends = np.cumsum(np.bincount(rows.cpu().numpy(), minlength=len(scores)))[:-1]
+    def _draw_likely(self, left: Likely, positions: Sequence[int], vocab_size: int) -> Choice:
+        """Each row's best token by score plus noise, of those that are left."""
+        self._words = _held(self._words, positions, lambda each: words(self._parameters.seed, each, vocab_size))
+        counts = torch.bincount(left.rows, minlength=len(positions))
+        starts = counts.cumsum(0) - counts
+        token_ids = left.token_ids.cpu().numpy()
         # Row by row: what NumPy makes of a value might depend on the values beside it.
-        noise = [from_words(self._words[at][own]) for at, own in zip(positions, np.split(left, ends), strict=True)]
-        scores[rows, ids] += torch.from_numpy(np.concatenate(noise)).to(scores.device)
+        noise = [
+            from_words(self._words[position][own])
+            for position, own in zip(positions, np.split(token_ids, starts[1:].cpu().numpy()), strict=True)
+        ]
+        perturbed = left.values + torch.from_numpy(np.concatenate(noise)).to(left.values.device)
+        table = perturbed.new_full((len(positions), int(counts.max())), float("-inf"))
+        columns = torch.arange(len(perturbed), device=perturbed.device) - starts[left.rows]
+        table[left.rows, columns] = perturbed
+        places, margins = greedy(table)
+        return Choice(token_ids[starts.cpu().numpy() + places], margins)
 
-    def _hold(self, positions: set[int], scores: torch.Tensor) -> None:
-        """Draw what is not held of these positions, and let go of all others."""
-        seed, vocab_size = self._parameters.seed, scores.shape[1]
-        if self._parameters.truncates:
-            held = self._words
-            self._words = {each: held[each] if each in held else words(seed, each, vocab_size) for each in positions}
-            return
-        drawn = self._noise
-        self._noise = {
-            each: drawn[each] if each in drawn else torch.from_numpy(gumbel(seed, each, vocab_size)).to(scores.device)
-            for each in positions
-        }
+
+def _held(held: dict[int, T], positions: Sequence[int], draw: Callable[[int], T]) -> dict[int, T]:
+    """What is held of these positions, drawn where it is not, and of no others."""
+    return {each: held[each] if each in held else draw(each) for each in set(positions)}
 
 
 class LogProbabilities(NamedTuple):

@@ -28,7 +28,7 @@ from transformers.generation.logits_process import (
 from eagle_pangu.speculation.history import Histories
 from eagle_pangu.speculation.index_guard import IndexGuard
 from eagle_pangu.speculation.parameters import SamplingParameters
-from eagle_pangu.speculation.processors import best_tokens, best_values, process, warp
+from eagle_pangu.speculation.processors import best_tokens, best_values, likely, process
 from eagle_pangu.speculation.tree import TokenTree
 from tests.trees import token_trees
 
@@ -218,6 +218,18 @@ WARPERS: dict[str, tuple[SamplingParameters, list[LogitsProcessor]]] = {
         [TemperatureLogitsWarper(1.6), TopKLogitsWarper(9), TopPLogitsWarper(0.9), MinPLogitsWarper(0.05)],
     ),
 }
+
+
+def warp(scores: torch.Tensor, parameters: SamplingParameters) -> torch.Tensor:
+    """[rows, vocab] as warpers give them: -inf at what is not sampled from."""
+    scores = scores / parameters.temperature
+    if not parameters.truncates:
+        return scores
+    rows, token_ids, values = likely(scores, parameters)
+    assert torch.equal(rows * scores.shape[1] + token_ids, (rows * scores.shape[1] + token_ids).sort().values)
+    warped = torch.full_like(scores, BANNED)
+    warped[rows, token_ids] = values
+    return warped
 
 
 @pytest.mark.parametrize("vocab", [1, 9, 40, 2000])  # 2000: sorted as a whole
