@@ -45,7 +45,10 @@ def bench(
     teacher_threads: services.TeacherThreads = None,
     draft_threads: services.DraftThreads = None,
     prefill_chunk: Annotated[int | None, typer.Option(min=1, help="Prompt tokens in one forward pass.")] = None,
-    server: Annotated[str | None, typer.Option(help="Ask this orchestrator, HOST:PORT, and launch nothing.")] = None,
+    server: Annotated[
+        str | None,
+        typer.Option(help="Ask this orchestrator, HOST:PORT, and launch nothing; its prefix cache must be off."),
+    ] = None,
     warmup: Annotated[int, typer.Option(min=0, help="Turns asked first in every way and thrown away.")] = 1,
     against_transformers: Annotated[
         bool, typer.Option("--against-transformers", help="Time transformers' own greedy generate on every turn too.")
