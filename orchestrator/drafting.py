@@ -106,9 +106,13 @@ class Drafting:
     async def start(self) -> bool:
         """Open the first session; returns whether the drafter wants the teacher's features."""
         service = self._service
-        if service is None or service.breaker.is_open:
+        if service is None:
             return False
         learned = service.learned.get(self._request.drafter)
+        if learned is not None:
+            self.drafter = learned.drafter
+        if service.breaker.is_open:
+            return False
         self._sends_features = learned is None or learned.needs_features
         session = self._open(service, [])
         if learned is None:

@@ -101,8 +101,8 @@ class Teacher:
             try:
                 return await self._open(self._opening, patient=False)
             except TeacherLostError as error:
-                reason = str(error)
-                log.warning("teacher session not opened", reason=reason)
+                reason = error.reason
+                log.warning("teacher session not opened", reason=str(error))
         raise UnavailableError(f"no teacher: {reason}")
 
     async def verify(self, tree: TokenTree, commit: int, answer: Sequence[int]) -> Decision:
@@ -124,7 +124,7 @@ class Teacher:
             return Decision(tree, *await self._session.verify(tree, commit), reopened=False)
         except TeacherLostError as error:
             log.warning("teacher lost", reason=str(error), answer_tokens=len(answer))
-            first = await self._reopen(answer, str(error))
+            first = await self._reopen(answer, error.reason)
         spent = microseconds(time.perf_counter() - started)
         times = first.times._replace(wire_us=max(0, spent - sum(first.times._replace(wire_us=0))))
         root = TokenTree.root_only(answer[-1])
@@ -153,13 +153,13 @@ class Teacher:
                     try:
                         first = await self._open(opening, patient=not self._draining.is_set())
                     except TeacherLostError as error:
-                        reason, full = str(error), None
+                        reason, full, logged = error.reason, None, str(error)
                     except ResourceExhaustedError as error:
-                        reason, full = str(error), error
+                        reason, full, logged = str(error), error, str(error)
                     else:
                         log.info("teacher session reopened", epoch=self.epoch, answer_tokens=len(answer))
                         return first
-                    log.warning("teacher session not reopened", reason=reason, attempts_left=self._attempts_left)
+                    log.warning("teacher session not reopened", reason=logged, attempts_left=self._attempts_left)
         except TimeoutError:
             reason = f"{reason}; no other one within {patience:g} s"
         raise full or UnavailableError(f"the teacher is lost: {reason}")

@@ -28,7 +28,16 @@ from protos.v1 import model_pb2, sampling_pb2, teacher_pb2, teacher_pb2_grpc, tr
 
 
 class TeacherLostError(Exception):
-    """The session is over though the request is not; another one may go on. The message says why."""
+    """The session is over though the request is not; another one may go on.
+
+    Args:
+        reason: for the caller.
+        details: for the log alone: a transport's own words name addresses.
+    """
+
+    def __init__(self, reason: str, details: str = "") -> None:
+        self.reason = reason
+        super().__init__(f"{reason}: {details}" if details else reason)
 
 
 class TeacherChangedError(UnavailableError):
@@ -281,7 +290,7 @@ def _meaning(error: grpc.aio.AioRpcError) -> Exception:
         return TeacherChangedError(f"the teacher refused the session: {details}")
     if code in (grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.UNIMPLEMENTED):
         return TeacherError(f"{code.name}: {details}")
-    return TeacherLostError(f"{code.name}: {details}")
+    return TeacherLostError(code.name, details)
 
 
 def _retry_seconds(error: grpc.aio.AioRpcError) -> float:

@@ -14,7 +14,7 @@ import typer
 
 from eagle_pangu.cli import services
 from eagle_pangu.cli.answer_output import AnswerPrinter, as_object
-from eagle_pangu.cli.console import EXPECTED, CommandError, answers, fail, run
+from eagle_pangu.cli.console import EXPECTED, CommandError, answers, fail, notes, run
 from eagle_pangu.client.client import GenerationClient
 from eagle_pangu.client.retries import RetryPolicy
 from eagle_pangu.serving.channels import channel
@@ -77,6 +77,8 @@ def generate(
         options = _options(text, token_ids, raw=raw)
         if (rows is None) != (depth is None):
             raise CommandError("--rows and --depth go together")
+        if not as_json and (logprobs is not None or prompt_logprobs is not None):
+            notes.print("log-probabilities are asked for, but printed by --json alone", style="yellow")
         if stream_tokens and as_json:
             raise CommandError("--stream-tokens is of the stream, which --json does not print")
         if not start and described != services.ServiceFlags():

@@ -18,14 +18,20 @@ from protos.errors import InvalidFieldError
 MOST_LOGPROBS = 20
 """Of the best tokens at one place."""
 
+# As the wire has them, in float32: a caller may name the bound itself.
+_LEAST_TEMPERATURE, _LEAST_PENALTY = float(np.float32(1e-6)), float(np.float32(0.01))
+
 # Field -> what it may be, in code (false for NaN) and in words. The bounds keep every score finite in float32.
 _RULES: dict[str, tuple[Callable[[float], bool], str]] = {
-    "temperature": (lambda value: value == 0 or 1e-6 <= value <= 100, "0 (greedy) or a number in [1e-06, 100]"),
+    "temperature": (
+        lambda value: value == 0 or _LEAST_TEMPERATURE <= value <= 100,
+        "0 (greedy) or a number in [1e-06, 100]",
+    ),
     "top_k": (lambda value: value >= 0, "0 (off) or more"),
     "top_p": (lambda value: 0 < value <= 1, "a number in (0, 1]"),
     "min_p": (lambda value: 0 <= value <= 1, "a number in [0, 1]"),
     "seed": (lambda value: 0 <= value < 2**64, "an integer in [0, 2^64)"),
-    "repetition_penalty": (lambda value: 0.01 <= value <= 100, "a number in [0.01, 100]"),
+    "repetition_penalty": (lambda value: _LEAST_PENALTY <= value <= 100, "a number in [0.01, 100]"),
     "frequency_penalty": (lambda value: -2 <= value <= 2, "a number in [-2, 2]"),
     "presence_penalty": (lambda value: -2 <= value <= 2, "a number in [-2, 2]"),
     "min_tokens": (lambda value: value >= 0, "0 (off) or more"),
@@ -144,7 +150,7 @@ class SamplingParameters:
         for entry, (token_id, bias) in enumerate(self.logit_bias):
             yield from _wrong_ids([(entry, token_id)], vocab_size, field)
             if not abs(bias) <= 100:
-                yield InvalidFieldError(field, f"expected a bias in [-100, 100], got {bias}", entry)
+                yield InvalidFieldError(field, f"expected a bias of id {token_id} in [-100, 100], got {bias}", entry)
             if token_id in seen:
                 yield InvalidFieldError(field, f"expected distinct ids, got {token_id} twice", entry)
             seen.add(token_id)

@@ -402,7 +402,9 @@ class SpeculationStats(_message.Message):
     FALLBACK_REASONS_FIELD_NUMBER: _builtins.int
     TIMINGS_FIELD_NUMBER: _builtins.int
     drafter: _builtins.str
-    """The drafter that served the request; "none": teacher-only."""
+    """The drafter chosen for the request, whether or not it served (see fallback_rounds); "none": teacher-only, or no draft
+    service has answered since the start.
+    """
     rounds: _builtins.int
     """Verifications, rounds without a draft included."""
     drafted: _builtins.int

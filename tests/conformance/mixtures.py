@@ -11,11 +11,14 @@ from tests.conformance.systems import LETTERS, options
 DRAFTERS = ("none", "ngram", "standalone", "eagle3", "hybrid")
 
 
-def mixture(number: int, tokens: int = 4) -> generation_pb2.GenerationOptions:
-    """Request `number`, greedy every fifth time; always the same one, of at most so many tokens, without a drafter."""
+def mixture(number: int, tokens: int = 4, *, seeded: bool = False) -> generation_pb2.GenerationOptions:
+    """Request `number`; always the same one, of at most so many tokens, without a drafter.
+
+    Greedy every fifth time, unless all are to be seeded.
+    """
     chance = random.Random(number)
     fields: dict[str, Any] = {"max_tokens": chance.randint(2, tokens), "budget": (chance.randint(1, 6), 3)}
-    if number % 5:
+    if seeded or number % 5:
         fields |= {"temperature": chance.choice([0.3, 0.7, 1.0, 1.5]), "seed": chance.randrange(2**64)}
     wishes: list[dict[str, Any]] = [
         {"top_k": chance.choice([1, 3, 40])},

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 from typing import Any
 
+from eagle_pangu.speculation.engine import Engine
 from tests.conformance.conftest import MODULE_LOOP
 from tests.conformance.mixtures import DRAFTERS, assert_same_answer
-from tests.conformance.systems import LETTERS, PROMPT, System, options
+from tests.conformance.systems import LETTERS, PROMPT, System, options, system, teacher_settings
 
 pytestmark = MODULE_LOOP
 
@@ -58,3 +60,16 @@ async def test_a_session_that_fails_leaves_its_neighbours_as_they_are(self_draft
     assert all(isinstance(each, Exception) for each in await asyncio.gather(*refused, return_exceptions=True))
     for answer in await asyncio.gather(*neighbours):
         assert_same_answer(answer, alone)
+
+
+async def test_more_answers_than_slots_come_one_after_the_other(engine: Engine, model: Path) -> None:
+    """Also where nobody may wait at the teacher: what finds no room is asked again when a sibling is over."""
+    async with system(engine, None, teacher_settings(model, slots=2, queue_limit=0)) as narrow:
+        asked: dict[str, Any] = {"max_tokens": 12, "temperature": 1.0, "ignore_eos": True}
+        response = await narrow.ask(PROMPT, n=5, seed=3, **asked)
+        answers = [response, *response.further_answers]
+        for index, answer in enumerate(answers):
+            alone = await narrow.ask(PROMPT, seed=3 + index, **asked)
+            assert (answer.token_ids, answer.text) == (alone.token_ids, alone.text)
+        assert response.usage.completion_tokens == sum(len(answer.token_ids) for answer in answers)
+        await narrow.all_slots_free()
