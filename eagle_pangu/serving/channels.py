@@ -11,6 +11,7 @@ PING_TIMEOUT_MS = 10_000
 SHORTEST_PING_INTERVAL_MS = 1_000
 FIRST_RECONNECT_MS = 100
 LONGEST_RECONNECT_MS = 2_000
+CONNECT_MS = 2_000  # gRPC gives one attempt so long: a busy machine takes its time to shake hands
 
 Options = list[tuple[str, int]]
 
@@ -40,7 +41,7 @@ def _client_options(settings: ServerSettings) -> Options:
         *_shared_options(settings),
         ("grpc.http2.max_pings_without_data", 0),
         ("grpc.initial_reconnect_backoff_ms", FIRST_RECONNECT_MS),
-        ("grpc.min_reconnect_backoff_ms", FIRST_RECONNECT_MS),
+        ("grpc.min_reconnect_backoff_ms", CONNECT_MS),  # despite its name the time of one attempt, not between two
         ("grpc.max_reconnect_backoff_ms", LONGEST_RECONNECT_MS),
         ("grpc.enable_http_proxy", 0),  # services of one cluster never meet through a proxy
     ]
