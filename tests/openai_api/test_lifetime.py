@@ -190,7 +190,7 @@ async def refusing_connections(address: str) -> None:
         while True:
             try:
                 _, writer = await asyncio.open_connection(host, int(port))
-            except ConnectionRefusedError:
+            except ConnectionError:  # refused; or reset, where the socket closed upon one that waited to be accepted
                 return
             writer.close()
             await asyncio.sleep(0.02)
