@@ -21,7 +21,8 @@ from eagle_pangu.speculation.tree import TokenTree
 from orchestrator.counters import PartTimes
 from orchestrator.deadline import Deadline
 from orchestrator.sessions import microseconds
-from orchestrator.teacher import FirstToken, TeacherLostError, TeacherOpening, TeacherSession
+from orchestrator.teacher import FirstToken, TeacherOpening, TeacherSession
+from orchestrator.teacher_errors import TeacherLostError
 from protos.v1 import model_pb2, sampling_pb2, teacher_pb2_grpc
 
 OPEN_ATTEMPTS = 2

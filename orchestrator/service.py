@@ -24,7 +24,7 @@ from orchestrator.generation import Services
 from orchestrator.requests import TEACHER_ONLY, Request
 from orchestrator.rounds import Emission
 from orchestrator.sessions import REQUEST_ID_KEY, TRACEPARENT_KEY
-from orchestrator.teacher import TeacherChangedError
+from orchestrator.teacher_errors import TeacherChangedError
 from orchestrator.validation import choose_request_id, read_request
 from protos.v1 import generation_pb2, generation_pb2_grpc
 

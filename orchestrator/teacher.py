@@ -13,39 +13,15 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from typing import NamedTuple
 
-import grpc
 import grpc.aio
-from google.protobuf.any_pb2 import Any as AnyMessage
-from google.rpc import error_details_pb2  # type: ignore[import-untyped]
 
-from eagle_pangu.serving.errors import DeadlineExceededError, ResourceExhaustedError, UnavailableError, details_of
 from eagle_pangu.speculation.parameters import SamplingParameters
 from eagle_pangu.speculation.tree import TokenTree
 from orchestrator.counters import PartTimes
 from orchestrator.sessions import Call, Metadata, microseconds, new_epoch, say_goodbye
+from orchestrator.teacher_errors import TeacherError, TeacherLostError, meaning_of
 from protos.codec import encode_tree
 from protos.v1 import model_pb2, sampling_pb2, teacher_pb2, teacher_pb2_grpc, tree_pb2
-
-
-class TeacherLostError(Exception):
-    """The session is over though the request is not; another one may go on.
-
-    Args:
-        reason: for the caller.
-        details: for the log alone: a transport's own words name addresses.
-    """
-
-    def __init__(self, reason: str, details: str = "") -> None:
-        self.reason = reason
-        super().__init__(f"{reason}: {details}" if details else reason)
-
-
-class TeacherChangedError(UnavailableError):
-    """The teacher is not the one whose tokenizer is in use here: it was replaced by another model."""
-
-
-class TeacherError(Exception):
-    """The teacher and this program disagree on the contract: a fault of the program, not of the caller."""
 
 
 @dataclass(frozen=True)
@@ -138,7 +114,7 @@ class TeacherSession:
         try:
             await self._call.wait_for_connection()
         except grpc.aio.AioRpcError as error:
-            raise _meaning(error) from error
+            raise meaning_of(error) from error
 
     async def prefill(self) -> FirstToken:
         """Open, and read the prompt.
@@ -245,7 +221,7 @@ class TeacherSession:
         except TimeoutError as error:
             raise TeacherLostError(f"no answer within {self._opening.answer_seconds:g} s") from error
         except grpc.aio.AioRpcError as error:
-            raise _meaning(error) from error
+            raise meaning_of(error) from error
 
     def _take_prompt_logprobs(self, message: teacher_pb2.PromptLogprobs) -> None:
         expected = len(self._prompt_logprobs) + 1
@@ -277,27 +253,3 @@ def _times(timings: teacher_pb2.TeacherTimings, seconds: float) -> PartTimes:
         teacher_us=timings.forward_us,
         commit_us=timings.commit_us,
     )
-
-
-def _meaning(error: grpc.aio.AioRpcError) -> Exception:
-    """What the end of the stream means for the request."""
-    code, details = error.code(), error.details() or ""
-    if code is grpc.StatusCode.DEADLINE_EXCEEDED:  # the request's: no other deadline goes with the call
-        return DeadlineExceededError("the request's deadline passed")
-    if code is grpc.StatusCode.RESOURCE_EXHAUSTED:
-        return ResourceExhaustedError(f"teacher: {details}", _retry_seconds(error))
-    if code is grpc.StatusCode.FAILED_PRECONDITION:
-        return TeacherChangedError(f"the teacher refused the session: {details}")
-    if code in (grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.UNIMPLEMENTED):
-        return TeacherError(f"{code.name}: {details}")
-    return TeacherLostError(code.name, details)
-
-
-def _retry_seconds(error: grpc.aio.AioRpcError) -> float:
-    status = details_of(error)
-    packed: AnyMessage
-    for packed in status.details if status else ():
-        info = error_details_pb2.RetryInfo()
-        if packed.Unpack(info):
-            return float(info.retry_delay.ToNanoseconds() / 1e9)
-    return 1.0

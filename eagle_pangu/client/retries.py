@@ -12,9 +12,8 @@ from dataclasses import dataclass
 
 import grpc
 from google.protobuf.message import DecodeError
-from google.rpc import error_details_pb2  # type: ignore[import-untyped]
 
-from eagle_pangu.serving.errors import details_of
+from eagle_pangu.serving.errors import retry_seconds_of
 
 RETRIED = frozenset({grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.ABORTED})
 """Another attempt may fare better. Any other status would come again, or means that the caller wants no more."""
@@ -103,13 +102,9 @@ class Attempts:
 
 
 def _named_by_server(error: grpc.RpcError) -> float | None:
-    """google.rpc.RetryInfo, in seconds; None where the status has none."""
+    """Seconds to wait, never below 0; None where the server named none."""
     try:
-        status = details_of(error)
-        for packed in status.details if status else ():
-            info = error_details_pb2.RetryInfo()
-            if packed.Unpack(info):
-                return max(0.0, float(info.retry_delay.ToNanoseconds()) / 1e9)
+        seconds = retry_seconds_of(error)
     except DecodeError:  # a proxy's bytes; the caller should read the error, not this
-        pass
-    return None
+        return None
+    return None if seconds is None else max(0.0, seconds)

@@ -12,11 +12,10 @@ from typing import Any, NamedTuple
 
 import grpc
 import grpc.aio
-from google.rpc import error_details_pb2  # type: ignore[import-untyped]
 from pydantic import ValidationError
 
 from eagle_pangu.client.client import violations_of
-from eagle_pangu.serving.errors import details_of
+from eagle_pangu.serving.errors import details_of, retry_seconds_of
 from eagle_pangu.serving.logs import get_logger
 
 MOST_VIOLATIONS = 20
@@ -121,16 +120,7 @@ def error_of(error: grpc.aio.AioRpcError, http_field: Callable[[str], str]) -> A
         message = f"no answer from the orchestrator ({code})"
     else:
         message = error.details() or code
-    return ApiError(kind.status, message, type=kind.type, code=code, retry_after_seconds=_retry_after(error))
-
-
-def _retry_after(error: grpc.aio.AioRpcError) -> float | None:
-    status = details_of(error)
-    for packed in status.details if status else ():
-        info = error_details_pb2.RetryInfo()
-        if packed.Unpack(info):
-            return float(info.retry_delay.ToNanoseconds()) / 1e9
-    return None
+    return ApiError(kind.status, message, type=kind.type, code=code, retry_after_seconds=retry_seconds_of(error))
 
 
 def _field_of(problem: Any) -> str:

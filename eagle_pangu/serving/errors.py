@@ -134,6 +134,17 @@ def details_of(error: grpc.RpcError) -> status_pb2.Status | None:
     return None
 
 
+def retry_seconds_of(error: grpc.RpcError) -> float | None:
+    """When the server said to try again (google.rpc.RetryInfo), in seconds from now; None when it did not."""
+    status = details_of(error)
+    packed: AnyMessage
+    for packed in status.details if status else ():
+        info = error_details_pb2.RetryInfo()
+        if packed.Unpack(info):
+            return float(info.retry_delay.ToNanoseconds()) / 1e9
+    return None
+
+
 def _violation(error: InvalidFieldError) -> error_details_pb2.BadRequest.FieldViolation:
     field = error.field if error.row is None else f"{error.field}[{error.row}]"
     return error_details_pb2.BadRequest.FieldViolation(field=field, description=error.reason)
