@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from functools import partial
-
 import grpc.aio
 
+from draft_service.desk import Desk
 from draft_service.drafters.base import Budget, DrafterError
-from draft_service.drafters.registry import DRAFTERS, offered
-from draft_service.executor import Worker
-from draft_service.service import Desk, DraftServicer
+from draft_service.drafters.registry import offered
+from draft_service.service import DraftServicer
 from draft_service.slots import Slots
 from eagle_pangu.serving.bootstrap import StartError, run_service
 from eagle_pangu.serving.logs import get_logger
@@ -51,18 +49,18 @@ class DraftService:
         settings = self._settings
         names = offered(settings)
         for name in names:
-            worker = Worker(name)
+            desk = Desk(name)
             try:
-                drafter = await worker.run(partial(DRAFTERS[name], settings))
+                await desk.load(settings)
             except DrafterError as error:
-                await worker.close()
+                await desk.close()
                 raise StartError(str(error)) from error
-            self._desks[name] = Desk(drafter, worker)
+            self._desks[name] = desk
         log.info("drafters loaded", drafters=names, default_drafter=settings.drafter)
 
     def hindrance(self) -> str | None:
         """A drafter's work that does not come to its end."""
-        stalls = (stall(desk.worker.busy_since, self._settings.stall_seconds) for desk in self._desks.values())
+        stalls = (stall(desk.busy_since, self._settings.stall_seconds) for desk in self._desks.values())
         return next(filter(None, stalls), None)
 
     async def drained(self) -> None:
@@ -70,10 +68,10 @@ class DraftService:
         await self._slots.idle()
 
     async def stop(self) -> None:
-        """End the threads, once every session has handed its last work to them."""
+        """End the threads, once every session has ended."""
         await self._slots.idle()
         for desk in self._desks.values():
-            await desk.worker.close()
+            await desk.close()
 
 
 def main() -> None:

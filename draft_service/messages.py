@@ -5,6 +5,8 @@ It checks what only a message can get wrong; the rules of the values are their o
 
 from __future__ import annotations
 
+from typing import Any
+
 import grpc
 
 from draft_service.drafters.base import Budget, Drafter, ModelIdentity
@@ -81,7 +83,7 @@ def require_same_ids(identity: ModelIdentity, teacher: model_pb2.ModelFingerprin
         )
 
 
-def opened(epoch: int, drafter: Drafter) -> draft_pb2.ProposeResponse:
+def opened(epoch: int, drafter: Drafter[Any, Any]) -> draft_pb2.ProposeResponse:
     """The answer to an open."""
     message = draft_pb2.DraftSessionOpened(
         drafter=drafter.name, needs_features=drafter.needs_features, context_limit=drafter.context_limit

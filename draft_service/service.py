@@ -6,26 +6,23 @@ its session goes on. The stream is the session: however it ends, the slot is fre
 
 from __future__ import annotations
 
-import asyncio
 import time
-from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Mapping
 from functools import partial
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, TypeAlias
 
 import structlog
 from grpc.aio import ServicerContext
 
 from draft_service import messages
-from draft_service.drafters.base import Budget, Drafter
-from draft_service.executor import Worker
+from draft_service.desk import Desk
+from draft_service.drafters.base import Budget
 from draft_service.opening import Opening
-from draft_service.session import FeatureRows, Question, Session
+from draft_service.session import Session
 from draft_service.slots import Slots
 from eagle_pangu.serving.errors import FailedPreconditionError, NotFoundError
 from eagle_pangu.serving.logs import get_logger
 from eagle_pangu.serving.streams import next_message, require_open
-from eagle_pangu.speculation.tree import TokenTree
 from protos.errors import InvalidFieldError, StaleMessageError
 from protos.v1 import draft_pb2, draft_pb2_grpc
 
@@ -34,29 +31,6 @@ log = get_logger(__name__)
 Requests = AsyncIterator[draft_pb2.ProposeRequest]
 Responses = AsyncIterator[draft_pb2.ProposeResponse]
 Context: TypeAlias = "ServicerContext[Any, Any]"
-
-
-class Desk(NamedTuple):
-    """A drafter and the thread that alone calls it."""
-
-    drafter: Drafter
-    worker: Worker
-
-    @asynccontextmanager
-    async def open(self, opening: Opening) -> AsyncIterator[Session]:
-        """A session for the length of the block."""
-        # Closing is work like any other: it waits its turn behind whatever a cancelled caller left running.
-        pending = self.worker.submit(partial(self.drafter.open, opening.prompt, opening.max_budget))
-        try:
-            draft = await asyncio.wrap_future(pending)
-            yield Session(opening, draft, reads_features=self.drafter.needs_features)
-        finally:
-            self.worker.submit(lambda: pending.result().close())
-
-    async def advance(self, session: Session) -> None:
-        """All pending work of a session, in pieces, so that other sessions' rounds run in between."""
-        while await self.worker.run(session.advance):
-            pass
 
 
 class DraftServicer(draft_pb2_grpc.DraftServiceServicer):
@@ -120,11 +94,6 @@ class DraftServicer(draft_pb2_grpc.DraftServiceServicer):
         return opening, desk
 
 
-class _Drafted(NamedTuple):
-    tree: TokenTree
-    draft_us: int
-
-
 async def _answer(
     request: draft_pb2.ProposeRequest, opening: Opening, session: Session, desk: Desk
 ) -> draft_pb2.ProposeResponse | None:
@@ -140,24 +109,17 @@ async def _answer(
         if kind == "propose":
             question = messages.read_question(request.propose)
             features = [messages.read_features(each, opening.feature_width) for each in request.propose.features]
-            tree, draft_us = await desk.worker.run(partial(_draft, session, question, features))
-            return messages.proposal(epoch, question.round, tree, draft_us, _microseconds_since(received))
+            drafted = await desk.propose(session, question, features)
+            total_us = _microseconds_since(received)
+            return messages.proposal(epoch, question.round, drafted.value, drafted.run_us, total_us)
         if kind == "features":
-            rows = messages.read_features(request.features, opening.feature_width)
-            await desk.worker.run(partial(session.read_features, rows))
+            await desk.read_features(session, messages.read_features(request.features, opening.feature_width))
             await desk.advance(session)
             return None
         raise InvalidFieldError("message", "expected `propose` or `features`, got nothing")
     except (InvalidFieldError, StaleMessageError) as error:
         log.warning("message refused", round=request.propose.round, field=error.field, reason=error.reason)
         return messages.rejection(epoch, request.propose.round, error)
-
-
-def _draft(session: Session, question: Question, features: Sequence[FeatureRows]) -> _Drafted:
-    """One work item: a proposal, timed."""
-    started = time.monotonic()
-    tree = session.propose(question, features)
-    return _Drafted(tree, _microseconds_since(started))
 
 
 def _microseconds_since(start: float) -> int:

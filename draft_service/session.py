@@ -6,8 +6,8 @@ the drafter's thread. It knows neither messages nor gRPC nor clocks, and nothing
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+from collections.abc import Generator, Iterable, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -41,10 +41,13 @@ class Session:
         opening: validated already.
         draft: opened on the same prompt.
         reads_features: pass features on; otherwise they are checked and dropped.
+
+    Attributes:
+        opening: as given.
     """
 
-    def __init__(self, opening: Opening, draft: DraftSession, *, reads_features: bool) -> None:
-        self._opening = opening
+    def __init__(self, opening: Opening, draft: DraftSession[Any, Any], *, reads_features: bool) -> None:
+        self.opening = opening
         self._draft = draft
         self._reads_features = reads_features
         self._length = len(opening.prompt)
@@ -63,8 +66,8 @@ class Session:
 
     def check_epoch(self, epoch: int) -> None:
         """Raise StaleMessageError for a message of another epoch."""
-        if epoch != self._opening.epoch:
-            raise StaleMessageError("epoch", f"expected {self._opening.epoch}, got {epoch}")
+        if epoch != self.opening.epoch:
+            raise StaleMessageError("epoch", f"expected {self.opening.epoch}, got {epoch}")
 
     def read_features(self, features: FeatureRows) -> None:
         """Pass on those that did not come before.
@@ -75,11 +78,11 @@ class Session:
         self._check_features([features])
         self._pass_on(features)
 
-    def advance(self) -> bool:
-        """One piece of pending work; True while more is left."""
+    def advance(self) -> Generator[Any, Any, None]:
+        """All pending work, in passes that may be shared."""
         return self._draft.advance()
 
-    def propose(self, question: Question, features: Sequence[FeatureRows] = ()) -> TokenTree:
+    def propose(self, question: Question, features: Sequence[FeatureRows] = ()) -> Generator[Any, Any, TokenTree]:
         """The tree of a round; a repeat of the last round gets the same tree again.
 
         Rounds only have to ascend: one that the teacher ran without a draft is never heard of here.
@@ -100,7 +103,7 @@ class Session:
             self._pass_on(rows)
         self._draft.extend(question.appended)
         self._length += len(question.appended)
-        tree = self._draft.propose(question.budget)
+        tree = yield from self._draft.propose(question.budget)
         self._last = (question, tree)
         return tree
 
@@ -110,8 +113,8 @@ class Session:
             if start > known:
                 raise InvalidFieldError("features.start", f"expected at most {known}, got {start}")
             end = start + len(bits)
-            if end > self._opening.context_limit:
-                limit = self._opening.context_limit
+            if end > self.opening.context_limit:
+                limit = self.opening.context_limit
                 raise InvalidFieldError("features.count", f"expected an end within {limit}, got {end}")
             known = max(known, end)
 
@@ -139,12 +142,12 @@ class Session:
             raise StaleMessageError("round", f"expected {self.round} or more, got {question.round}")
         if not question.appended:
             raise InvalidFieldError("appended_token_ids", "expected at least the root, got none")
-        check_ids("appended_token_ids", question.appended, self._opening.vocab_size)
-        check_budget("budget", question.budget, self._opening.max_budget)
+        check_ids("appended_token_ids", question.appended, self.opening.vocab_size)
+        check_budget("budget", question.budget, self.opening.max_budget)
         length = self._length + len(question.appended)
         if question.committed_length != length - 1:
             raise StaleMessageError("committed_length", f"expected {length - 1}, got {question.committed_length}")
-        if length > self._opening.context_limit:
+        if length > self.opening.context_limit:
             raise InvalidFieldError(
-                "appended_token_ids", f"expected a sequence within {self._opening.context_limit} tokens, got {length}"
+                "appended_token_ids", f"expected a sequence within {self.opening.context_limit} tokens, got {length}"
             )

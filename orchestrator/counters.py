@@ -23,6 +23,17 @@ class PartTimes(NamedTuple):
         return PartTimes(*(ours + theirs for ours, theirs in zip(self, other, strict=True)))
 
 
+class Batch(NamedTuple):
+    """The teacher's pass that decided a round.
+
+    sessions: in it. rows: computed for all of them. realign_us: of its time, spent on moving KV of earlier rounds.
+    """
+
+    sessions: int = 0
+    rows: int = 0
+    realign_us: int = 0
+
+
 @dataclass
 class Counters:
     """Sums over the rounds of one answer.
@@ -31,7 +42,8 @@ class Counters:
     that prefill decides and cut is 1 when a stop took the last round's next token, else 0.
 
     drafter: that served; "none" until a draft session opened. fallback_reasons: each once, in order of appearance.
-    cached_prompt_tokens: of which the teacher had the KV when the answer began.
+    cached_prompt_tokens: of which the teacher had the KV when the answer began. load_limited_rounds: whose tree was
+    asked to be smaller than the budget, since the teacher was shared.
     """
 
     drafter: str = "none"
@@ -44,19 +56,24 @@ class Counters:
     rounds_us: int = 0
     prefill_us: int = 0
     cached_prompt_tokens: int = 0
+    load_limited_rounds: int = 0
 
-    def count_round(self, *, drafted: int, accepted: int, fallback: str | None, times: PartTimes) -> None:
+    def count_round(
+        self, *, drafted: int, accepted: int, fallback: str | None, load_limited: bool, times: PartTimes
+    ) -> None:
         """One more round.
 
         Args:
             drafted: rows sent to the teacher, the root left out.
             accepted: of these, accepted and emitted.
             fallback: why there was no draft although one was asked for; None otherwise.
+            load_limited: the draft was asked for fewer rows than the request was, or for none.
             times: of this round.
         """
         self.rounds += 1
         self.drafted += drafted
         self.accepted += accepted
+        self.load_limited_rounds += load_limited
         self.times = self.times.plus(times)
         if fallback is not None:
             self.fallback_rounds += 1

@@ -1,8 +1,9 @@
 """The draft as a request sees it: a tree for every round, the root alone where the draft has none to give.
 
 It never fails and never decides: a draft that is absent, slow, wrong or dead costs the rounds without it, told with a
-reason. After a rest it is tried again, in the same request, on the answer so far. It knows nothing of the teacher but
-the features passed through.
+reason. After a rest it is tried again, in the same request, on the answer so far. A round for which no row pays does
+without a question; the next one tells the draft what it missed. It knows nothing of the teacher but the features and
+the advice passed through.
 """
 
 from __future__ import annotations
@@ -24,6 +25,9 @@ from protos.v1 import draft_pb2, draft_pb2_grpc, model_pb2, tree_pb2
 
 PROBE_SECONDS = 3.0
 """Longer than the channel's longest pause between two attempts to connect."""
+
+MOST_WAITING_BYTES = 2**18
+"""Of features that wait for a question, far below the largest message; past it they go without one."""
 
 log = get_logger(__name__)
 
@@ -75,11 +79,16 @@ class DraftService:
 
 
 class Drafted(NamedTuple):
-    """The tree of a round. fallback: why it is the root alone although a draft was asked for; None otherwise."""
+    """The tree of a round.
+
+    fallback: why it is the root alone although a draft was asked for; None otherwise. load_limited: the draft was asked
+    for fewer rows than the request was, or not asked, since more do not pay.
+    """
 
     tree: TokenTree
-    fallback: Fallback | None
-    times: PartTimes
+    fallback: Fallback | None = None
+    times: PartTimes = PartTimes()
+    load_limited: bool = False
 
 
 class Drafting:
@@ -127,28 +136,33 @@ class Drafting:
         self.drafter, self._sends_features = learned
         return self._sends_features
 
-    async def propose(self, number: int, answer: Sequence[int], depth: int) -> Drafted:
+    async def propose(self, number: int, answer: Sequence[int], depth: int, advised_rows: int | None = None) -> Drafted:
         """The tree of a round.
 
         Args:
             number: of the round.
             answer: tokens decided so far; the last one is the root.
             depth: deepest row that can still be of use.
+            advised_rows: most rows that pay; None: all that the request asks for.
         """
         service, root = self._service, TokenTree.root_only(answer[-1])
         depth = min(depth, self._request.depth)
         if service is None or depth <= 0 or self._past_context(len(answer)):
-            return Drafted(root, None, PartTimes())
+            return Drafted(root)
+        rows = self._request.rows
+        if advised_rows is not None:
+            rows = min(rows, advised_rows)
+        load_limited = rows < self._request.rows
+        if load_limited and rows == 0:
+            return Drafted(root, load_limited=True)
         self._drop_lost_session()
         resting = self._why_resting(service)
         if resting is not None:
-            return Drafted(root, resting, PartTimes())
+            return Drafted(root, resting)
         started = time.perf_counter()
         session = self._session or self._open(service, answer[:-1])
         length = len(self._request.prompt_token_ids) + len(answer)
-        question = Question(
-            number, length - 1, answer[self._told :], self._request.rows, depth, features=self._features
-        )
+        question = Question(number, length - 1, answer[self._told :], rows, depth, features=self._features)
         self._told, self._features = len(answer), []
         try:
             proposal = await session.propose(question, service.deadline_seconds)
@@ -159,13 +173,14 @@ class Drafting:
         finally:
             self._learn(service, session)
         self._misses = 0
-        return Drafted(proposal.tree, None, proposal.times)
+        return Drafted(proposal.tree, None, proposal.times, load_limited)
 
     def send_features(self, features: tree_pb2.Features) -> None:
         """Pass features on; those that the draft has already (a reopened teacher sends them again) are dropped.
 
         Those of the prompt go at once, so that the draft reads them while the teacher does; those of a verdict, a
-        moment before the next question, go with it: a message less in every round.
+        moment before the next question, go with it: a message less in every round. Where no question comes for many
+        rounds, they go without.
         """
         end = features.start + features.count
         if self._session is None or not self._sends_features or end <= self._features_end:
@@ -175,6 +190,10 @@ class Drafting:
             self._session.send_features(features)
         else:
             self._features.append(features)
+            if sum(len(each.data) for each in self._features) > MOST_WAITING_BYTES:
+                for each in self._features:
+                    self._session.send_features(each)
+                self._features = []
 
     def close(self, *, graceful: bool) -> None:
         """End the current session. graceful: the request is done; otherwise cancel."""

@@ -18,7 +18,7 @@ from eagle_pangu.serving.errors import DeadlineExceededError, ResourceExhaustedE
 from eagle_pangu.serving.logs import get_logger
 from eagle_pangu.serving.racing import finished_before
 from eagle_pangu.speculation.tree import TokenTree
-from orchestrator.counters import PartTimes
+from orchestrator.counters import Batch, PartTimes
 from orchestrator.deadline import Deadline
 from orchestrator.sessions import microseconds
 from orchestrator.teacher import FirstToken, TeacherOpening, TeacherSession
@@ -38,7 +38,7 @@ class Decision(NamedTuple):
     """What one round decided.
 
     tree: the one that the teacher decided on; the root alone after a loss. accepted_rows, next_token_id, margins,
-    logprobs, times: as in `Verdict`. reopened: the session was lost in this round.
+    logprobs, times, batch: as in `Verdict`. reopened: the session was lost in this round.
     """
 
     tree: TokenTree
@@ -47,6 +47,7 @@ class Decision(NamedTuple):
     margins: list[float]
     logprobs: list[sampling_pb2.TokenLogprobs]
     times: PartTimes
+    batch: Batch
     reopened: bool
 
 
@@ -83,6 +84,11 @@ class Teacher:
     def numerics(self) -> model_pb2.TeacherNumerics:
         """How the current teacher computes."""
         return self._session.numerics if self._session else model_pb2.TeacherNumerics()
+
+    @property
+    def advised_rows(self) -> int | None:
+        """Drafted rows that pay in the next round while the teacher is shared; None: as many as are asked for."""
+        return self._session.advised_rows if self._session else None
 
     async def open(self, *, want_features: bool) -> FirstToken:
         """The first session, and the first answer token.
@@ -129,7 +135,7 @@ class Teacher:
         spent = microseconds(time.perf_counter() - started)
         times = first.times._replace(wire_us=max(0, spent - sum(first.times._replace(wire_us=0))))
         root = TokenTree.root_only(answer[-1])
-        return Decision(root, [], first.token_id, [first.margin], first.logprobs, times, reopened=True)
+        return Decision(root, [], first.token_id, [first.margin], first.logprobs, times, first.batch, reopened=True)
 
     def close(self, *, graceful: bool) -> None:
         """End the current session."""

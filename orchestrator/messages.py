@@ -174,6 +174,7 @@ def _speculation(counters: Counters, emitted: int) -> generation_pb2.Speculation
         tokens_per_round=counters.tokens_per_round(emitted),
         fallback_rounds=counters.fallback_rounds,
         fallback_reasons=counters.fallback_reasons,
+        load_limited_rounds=counters.load_limited_rounds,
         timings=generation_pb2.RoundTimings(
             **times._asdict(),
             orchestrator_us=max(0, counters.rounds_us - sum(times)),

@@ -1,7 +1,7 @@
 """The algorithm: prefill, then propose, verify, accept, stop, emit, until the answer ends. Pure coordination.
 
     root <- prefill(prompt)
-    repeat: tree <- draft.propose(answer)                  the root alone where there is no draft
+    repeat: tree <- draft.propose(answer, advised rows)    the root alone where there is no draft, or none pays
             path, next <- teacher.verify(tree, commit)     path: the drafted tokens that the teacher would decide itself
             kept <- stop rules(path + next)                commit <- path within kept; emitted while the next round runs
 
@@ -134,7 +134,8 @@ class Rounds:
         return task
 
     async def _decide(self, number: int, commit: int) -> tuple[Drafted, Decision]:
-        drafted = await self._drafting.propose(number, self.answer, self._rules.left - 1)
+        depth, advised_rows = self._rules.left - 1, self._teacher.advised_rows
+        drafted = await self._drafting.propose(number, self.answer, depth, advised_rows)
         return drafted, await self._teacher.verify(drafted.tree, commit, self.answer)
 
     def _count(self, drafted: Drafted, decision: Decision, cut: Cut, commit: int, seconds: float) -> None:
@@ -142,7 +143,13 @@ class Rounds:
         if decision.reopened and drafted.tree.drafted:
             fallback = Fallback.TEACHER_LOST
         times = drafted.times.plus(decision.times)
-        self.counters.count_round(drafted=decision.tree.drafted, accepted=commit, fallback=fallback, times=times)
+        self.counters.count_round(
+            drafted=decision.tree.drafted,
+            accepted=commit,
+            fallback=fallback,
+            load_limited=drafted.load_limited,
+            times=times,
+        )
         self.counters.drafter = self._drafting.drafter
         if self._trace.enabled:
             self._trace.round(
@@ -153,7 +160,9 @@ class Rounds:
                 next_token_id=decision.next_token_id,
                 kept=cut.kept,
                 fallback=fallback,
+                load_limited=drafted.load_limited,
                 reopened=decision.reopened,
+                batch=decision.batch,
                 times=times,
                 round_us=microseconds(seconds),
             )

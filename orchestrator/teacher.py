@@ -17,7 +17,7 @@ import grpc.aio
 
 from eagle_pangu.speculation.parameters import SamplingParameters
 from eagle_pangu.speculation.tree import TokenTree
-from orchestrator.counters import PartTimes
+from orchestrator.counters import Batch, PartTimes
 from orchestrator.sessions import Call, Metadata, microseconds, new_epoch, say_goodbye
 from orchestrator.teacher_errors import TeacherError, TeacherLostError, meaning_of
 from protos.codec import encode_tree
@@ -53,14 +53,15 @@ class TeacherOpening:
 class FirstToken(NamedTuple):
     """The answer token that prefill decided, and what it told of the prompt.
 
-    margin: in logits. logprobs: one or none. times: of the call. cached_tokens: of the prompt, which were not read.
-    prompt_logprobs: of the prompt's tokens from the second on where they are wanted, else none.
+    margin: in logits. logprobs: one or none. times: of the call. batch: of the last pass. cached_tokens: of the prompt,
+    which were not read. prompt_logprobs: of the prompt's tokens from the second on where they are wanted, else none.
     """
 
     token_id: int
     margin: float
     logprobs: list[sampling_pb2.TokenLogprobs]
     times: PartTimes
+    batch: Batch
     cached_tokens: int
     prompt_logprobs: list[sampling_pb2.TokenLogprobs]
 
@@ -69,7 +70,7 @@ class Verdict(NamedTuple):
     """The teacher's answer to a round.
 
     accepted_rows: in path order, root left out. next_token_id: after the last of them. margins: [accepted + 1], in
-    logits. logprobs: as many where they are wanted, or none. times: of the call.
+    logits. logprobs: as many where they are wanted, or none. times, batch: of the call.
     """
 
     accepted_rows: list[int]
@@ -77,6 +78,7 @@ class Verdict(NamedTuple):
     margins: list[float]
     logprobs: list[sampling_pb2.TokenLogprobs]
     times: PartTimes
+    batch: Batch
 
 
 class TeacherSession:
@@ -86,6 +88,7 @@ class TeacherSession:
         epoch: Of this session.
         committed_length: Tokens whose KV is final at the teacher, as of the last message sent.
         numerics: How this teacher computes; set once `prefill` returns.
+        advised_rows: Drafted rows that pay in the next round, as the last answer said; None: all that were opened for.
     """
 
     def __init__(
@@ -99,6 +102,7 @@ class TeacherSession:
         self.epoch = new_epoch()
         self.committed_length = len(opening.prompt_token_ids)
         self.numerics = model_pb2.TeacherNumerics()
+        self.advised_rows: int | None = None
         self._opening = opening
         self._round = 0
         self._prompt_logprobs: list[sampling_pb2.TokenLogprobs] = []
@@ -148,11 +152,13 @@ class TeacherSession:
         wanted = 0 if opening.prompt_logprobs is None else self.committed_length - 1
         if len(self._prompt_logprobs) != wanted:
             raise TeacherError(f"log-probabilities of {len(self._prompt_logprobs)} prompt tokens, expected {wanted}")
+        self.advised_rows = prefilled.advised_rows if prefilled.HasField("advised_rows") else None
         return FirstToken(
             prefilled.next_token_id,
             prefilled.margin,
             [prefilled.logprobs] if prefilled.HasField("logprobs") else [],
             _times(prefilled.timings, seconds),
+            _batch(prefilled.timings),
             prefilled.cached_tokens,
             self._prompt_logprobs,
         )
@@ -188,8 +194,15 @@ class TeacherSession:
         _require_path(accepted, tree)
         if verdict.HasField("features"):
             self._opening.on_features(verdict.features)
-        times = _times(verdict.timings, seconds)
-        return Verdict(accepted, verdict.next_token_id, list(verdict.margins), list(verdict.logprobs), times)
+        self.advised_rows = verdict.advised_rows if verdict.HasField("advised_rows") else None
+        return Verdict(
+            accepted,
+            verdict.next_token_id,
+            list(verdict.margins),
+            list(verdict.logprobs),
+            _times(verdict.timings, seconds),
+            _batch(verdict.timings),
+        )
 
     def close(self, *, graceful: bool) -> None:
         """End the session, and free its slot. graceful: the request is done; otherwise cancel."""
@@ -253,3 +266,7 @@ def _times(timings: teacher_pb2.TeacherTimings, seconds: float) -> PartTimes:
         teacher_us=timings.forward_us,
         commit_us=timings.commit_us,
     )
+
+
+def _batch(timings: teacher_pb2.TeacherTimings) -> Batch:
+    return Batch(timings.batch_sessions, timings.batch_rows, timings.realign_us)

@@ -1,6 +1,6 @@
 """The trace: one JSON object a line, enough to re-derive every emitted token offline. It decides nothing.
 
-Schema ``eagle_pangu.trace/3``. Every line holds `schema`, `event`, `time` (UTC, ISO 8601), `request_id`, `answer` (its
+Schema ``eagle_pangu.trace/4``. Every line holds `schema`, `event`, `time` (UTC, ISO 8601), `request_id`, `answer` (its
 index among those to the request; each has lines of its own, from `open` to `end`) and `epoch` (of the teacher session;
 it changes when that is reopened). Lines of concurrent answers and requests interleave.
 
@@ -18,11 +18,14 @@ it changes when that is reopened). Lines of concurrent answers and requests inte
     kept: how many of the accepted tokens, followed by the next one, were emitted; all, but in the last round.
     commit: accepted rows made final by that, min(kept, accepted).
     fallback: why the round had no draft although one was asked for, else null.
+    load_limited: the draft was asked for fewer rows than the budget, or not asked, since the teacher was shared.
     reopened: the teacher was lost in this round, and the prefill of its new session decided the one token.
+    batch: {sessions, rows, realign_us} of the teacher's pass: of the round's part `teacher`, what moving KV took.
     times_us: {draft, wire, queue, teacher, commit, orchestrator}; their sum is the round.
 ``end``:
     status: "OK", or the name of the gRPC status. finish_reason: "stop" or "length", null unless OK.
-    token_ids: the answer. rounds, drafted, accepted, fallback_rounds, fallback_reasons: as in SpeculationStats.
+    token_ids: the answer. rounds, drafted, accepted, fallback_rounds, fallback_reasons, load_limited_rounds: as in
+        SpeculationStats.
 
 Replay: the answer is first_token_id, then for each round the first `kept` of ``[token_ids[row] for row in
 accepted_rows] + [next_token_id]``. An answer whose prefill failed has no line.
@@ -40,10 +43,10 @@ import structlog
 
 from eagle_pangu.serving.logs import get_logger
 from eagle_pangu.speculation.tree import TokenTree
-from orchestrator.counters import Counters, PartTimes
+from orchestrator.counters import Batch, Counters, PartTimes
 from orchestrator.requests import Request
 
-SCHEMA = "eagle_pangu.trace/3"
+SCHEMA = "eagle_pangu.trace/4"
 
 log = get_logger(__name__)
 
@@ -146,7 +149,9 @@ class AnswerTrace:
         next_token_id: int,
         kept: int,
         fallback: str | None,
+        load_limited: bool,
         reopened: bool,
+        batch: Batch,
         times: PartTimes,
         round_us: int,
     ) -> None:
@@ -168,7 +173,9 @@ class AnswerTrace:
             kept=kept,
             commit=min(kept, len(accepted_rows)),
             fallback=fallback,
+            load_limited=load_limited,
             reopened=reopened,
+            batch=batch._asdict(),
             times_us={**parts, "orchestrator": max(0, round_us - sum(times))},
         )
 
@@ -186,6 +193,7 @@ class AnswerTrace:
             accepted=counters.accepted,
             fallback_rounds=counters.fallback_rounds,
             fallback_reasons=list(counters.fallback_reasons),
+            load_limited_rounds=counters.load_limited_rounds,
         )
 
     def _write(self, event: str, **fields: Any) -> None:

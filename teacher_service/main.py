@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import grpc.aio
 import torch
 
+from eagle_pangu.serving.batch_worker import BatchWorker
 from eagle_pangu.serving.bootstrap import StartError, run_service
 from eagle_pangu.serving.logs import get_logger
 from eagle_pangu.serving.settings import TeacherSettings
@@ -17,10 +18,16 @@ from eagle_pangu.speculation.engine import Engine
 from eagle_pangu.speculation.invariance import NoInvarianceError
 from eagle_pangu.speculation.models import ModelError, resolve_model
 from protos.v1 import teacher_pb2_grpc
-from teacher_service.executor import Executor
+from teacher_service.advice import Advice
+from teacher_service.batching.registry import batching_of
+from teacher_service.memory import require_memory
+from teacher_service.pass_costs import PassCost, measure_costs
+from teacher_service.passes import Passed, Request
 from teacher_service.prefix_cache import PrefixCache
-from teacher_service.service import Runtime, TeacherServicer
-from teacher_service.slots import Slots
+from teacher_service.runtime import Runtime
+from teacher_service.scheduler import Scheduler
+from teacher_service.service import TeacherServicer
+from teacher_service.slots import Slots, columns
 
 log = get_logger(__name__)
 
@@ -30,16 +37,25 @@ class TeacherService:
 
     Args:
         settings: the teacher's section.
-        build: makes the engine, on the executor's thread; another one in tests.
+        build: makes the engine, on the worker's thread; another one in tests.
+        measure: finds what its passes cost, there too; another one in tests.
     """
 
     service_names = ("eagle_pangu.v1.TeacherService",)
 
-    def __init__(self, settings: TeacherSettings, build: Callable[[TeacherSettings], Engine] | None = None) -> None:
-        self.slots = Slots(settings.slots, settings.queue_limit, settings.queue_seconds)
-        self.executor = Executor()
+    def __init__(
+        self,
+        settings: TeacherSettings,
+        build: Callable[[TeacherSettings], Engine] | None = None,
+        measure: Callable[[Engine], Sequence[PassCost]] = measure_costs,
+    ) -> None:
+        kv_tokens = columns(settings.kv_tokens) or settings.slots * columns(settings.slot_capacity)
+        self.slots = Slots(settings.slots, kv_tokens, settings.queue_limit, settings.queue_seconds)
+        self.scheduler = Scheduler(batching_of(settings), settings.step_rows, settings.prefill_chunk)
+        self.worker: BatchWorker[Request, Passed] = BatchWorker("model", self.scheduler)
         self._settings = settings
         self._build = build or build_engine
+        self._measure = measure
         self._servicer = TeacherServicer()
 
     def register(self, server: grpc.aio.Server) -> None:
@@ -53,25 +69,33 @@ class TeacherService:
             StartError: the model, the device or the numerics asked for cannot be had; names which and why.
         """
         try:
-            built = await self.executor.run(self, lambda: self._build(self._settings))
+            await self.worker.run(self, self._load)
         except (ModelError, CheckpointError, NoInvarianceError) as error:
             raise StartError(str(error)) from error
-        prefixes = PrefixCache(self._settings.prefix_cache_tokens)
-        self._servicer.runtime = Runtime(built.value, self.executor, self.slots, prefixes, self._settings)
+
+    def _load(self) -> None:
+        settings = self._settings
+        engine = self._build(settings)
+        require_memory(engine, self.slots.kv_tokens, settings)
+        shared = settings.slots > 1  # else no pass ever is, and nothing is to be known of it
+        advice = Advice(self._measure(engine) if shared else ())
+        self.scheduler.begin(engine, advice)
+        prefixes = PrefixCache(settings.prefix_cache_tokens)
+        self._servicer.runtime = Runtime(engine, self.worker, self.scheduler, advice, self.slots, prefixes, settings)
 
     def hindrance(self) -> str | None:
         """A forward pass that does not come to its end."""
-        busy_since = self.executor.heartbeat().busy_since
+        busy_since = self.worker.heartbeat().busy_since
         return stall(busy_since, self._settings.stall_seconds)
 
     async def drained(self) -> None:
-        """Refuse sessions that wait for a slot; return once the running ones have ended."""
+        """Refuse sessions that wait for a slot; return once the running ones have ended, their last pass included."""
         self.slots.close()
         await self.slots.idle()
 
     async def stop(self) -> None:
         """End the model's thread."""
-        await self.executor.close()
+        await self.worker.close()
 
 
 def build_engine(settings: TeacherSettings) -> Engine:
@@ -100,16 +124,23 @@ def build_engine(settings: TeacherSettings) -> Engine:
 
 
 def _load(settings: TeacherSettings, device: Device, dtype: torch.dtype) -> Engine:
-    return Engine(
+    keeps_bits = batching_of(settings).keeps_bits
+    if settings.numerics == "bitwise" and not keeps_bits:
+        raise StartError(f"teacher.numerics = bitwise cannot be had with teacher.batching = {settings.batching}")
+    engine = Engine(
         load_checkpoint(resolve_model(settings.model), dtype, device),
         device,
         mode=settings.mode,
-        numerics=settings.numerics,
+        numerics=settings.numerics if keeps_bits else "free",
         slot_capacity=settings.slot_capacity,
         max_rows=settings.max_rows,
         chunk=settings.prefill_chunk,
         branch=settings.branch,
     )
+    if settings.numerics == "auto" and not keeps_bits:
+        reason = f"no bitwise numerics with teacher.batching = {settings.batching}"
+        engine.numerics = engine.numerics._replace(degraded_reason=reason)
+    return engine
 
 
 def main() -> None:

@@ -100,7 +100,9 @@ def read_round(request: teacher_pb2.VerifyRequest) -> Round:
     return Round(request.epoch, message.round, message.committed_length, message.commit, tree)
 
 
-def write_verdict(verdict: Verdict, timings: teacher_pb2.TeacherTimings) -> teacher_pb2.Verdict:
+def write_verdict(
+    verdict: Verdict, timings: teacher_pb2.TeacherTimings, advised_rows: int | None
+) -> teacher_pb2.Verdict:
     """The message of a verdict."""
     return teacher_pb2.Verdict(
         round=verdict.round,
@@ -110,6 +112,7 @@ def write_verdict(verdict: Verdict, timings: teacher_pb2.TeacherTimings) -> teac
         features=None if verdict.features is None else encode_features(*verdict.features),
         timings=timings,
         logprobs=write_logprobs(verdict.logprobs),
+        advised_rows=advised_rows,
     )
 
 

@@ -1,7 +1,7 @@
 """The KV of sessions, running and ended, that a session whose prompt begins alike starts from.
 
 What a session has committed is final, and every session of one teacher computes it to the same bits (DESIGN §7), so
-copying it is as good as reading the tokens again. Everything but `stats` belongs on the executor's thread, where no
+copying it is as good as reading the tokens again. Everything but `stats` belongs on the worker's thread, where no
 pass can be under way meanwhile. It knows neither the engine nor how a session works.
 """
 
@@ -86,7 +86,7 @@ class PrefixCache:
         return self._token_limit > 0
 
     def stats(self) -> PrefixCacheStats:
-        """From any thread; while the executor works its figures may be one session apart."""
+        """From any thread; while the worker works its figures may be one session apart."""
         kept = self._kept
         return PrefixCacheStats(
             self._token_limit, _tokens(kept), len(kept), self._sessions, self._hits, self._hit_tokens
@@ -97,11 +97,7 @@ class PrefixCache:
 
         At most ``len(prompt) - 1`` tokens: the first token of the answer is decided from the last one's logits.
         """
-        usable = prompt[:-1]
-        best, length = None, 0
-        for prefix in self._all():
-            if prefix.serves(want_features) and (common := _common_length(prefix.token_ids, usable, length)):
-                best, length = prefix, common
+        best, length = self._best(prompt, want_features)
         if best is None:
             return None
         if best in self._kept:
@@ -110,6 +106,13 @@ class PrefixCache:
         self._hit_tokens += length
         features = np.concatenate(best.features)[:length] if want_features and best.features is not None else None
         return Reused(length, best.kv, features)
+
+    def will_have_more(
+        self, prompt: NDArray[np.int64], *, want_features: bool, read: NDArray[np.int64], read_length: int
+    ) -> bool:
+        """Whether `prompt` could begin with more than it can now, once `read` is read past its first `read_length`."""
+        common = _common_length(read, prompt[:-1], read_length) if self.enabled else 0
+        return common > 0 and common > self._best(prompt, want_features)[1]
 
     def join(self, session: Source) -> None:
         """A session has begun; later ones may start from it."""
@@ -139,6 +142,15 @@ class PrefixCache:
         assert not isinstance(prefix.kv, KeptColumns)  # it is of a session that has just ended
         features = None if prefix.features is None else [np.concatenate(prefix.features)]
         self._kept.append(Prefix(prefix.token_ids.copy(), prefix.kv.keep(), features))
+
+    def _best(self, prompt: NDArray[np.int64], want_features: bool) -> tuple[Prefix | None, int]:
+        """The prefix that goes furthest, and how far."""
+        usable = prompt[:-1]
+        best, length = None, 0
+        for prefix in self._all():
+            if prefix.serves(want_features) and (common := _common_length(prefix.token_ids, usable, length)):
+                best, length = prefix, common
+        return best, length
 
     def _use(self, kept: Prefix) -> None:
         self._kept.remove(kept)

@@ -6,10 +6,10 @@ goes on. The stream is the session: however it ends, the slot is free again. It 
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import AsyncIterator, Iterator
-from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import partial
 from typing import Any, NamedTuple, TypeAlias
 
 import structlog
@@ -17,57 +17,25 @@ from grpc.aio import ServicerContext
 
 from eagle_pangu.serving.errors import FailedPreconditionError, UnavailableError
 from eagle_pangu.serving.logs import get_logger
-from eagle_pangu.serving.settings import TeacherSettings
 from eagle_pangu.serving.streams import next_message, require_open
-from eagle_pangu.speculation.engine import Engine
 from protos.errors import InvalidFieldError, StaleMessageError
-from protos.v1 import model_pb2, teacher_pb2, teacher_pb2_grpc, tree_pb2
+from protos.v1 import teacher_pb2, teacher_pb2_grpc, tree_pb2
 from teacher_service import messages
-from teacher_service.executor import Executor
-from teacher_service.opening import Limits, Opening
-from teacher_service.prefix_cache import PrefixCache
+from teacher_service.opening import Opening
+from teacher_service.pace import Pace
+from teacher_service.passes import PassShare
 from teacher_service.replies import Chunk, Verdict
 from teacher_service.round import Round
-from teacher_service.session import Session
-from teacher_service.slots import Slots
+from teacher_service.runtime import Runtime
+from teacher_service.scheduler import Scheduler
+from teacher_service.session import Session, Steps
+from teacher_service.slots import columns
 
 log = get_logger(__name__)
 
 Requests = AsyncIterator[teacher_pb2.VerifyRequest]
 Responses = AsyncIterator[teacher_pb2.VerifyResponse]
 Context: TypeAlias = "ServicerContext[Any, Any]"
-
-
-@dataclass(frozen=True)
-class Runtime:
-    """What the sessions share, once the model is warm."""
-
-    engine: Engine
-    executor: Executor
-    slots: Slots
-    prefixes: PrefixCache
-    settings: TeacherSettings
-
-    @cached_property
-    def fingerprint(self) -> model_pb2.ModelFingerprint:
-        """The model served."""
-        return messages.fingerprint_of(self.engine.checkpoint)
-
-    @cached_property
-    def numerics(self) -> model_pb2.TeacherNumerics:
-        """How it computes."""
-        return model_pb2.TeacherNumerics(**self.engine.numerics._asdict())
-
-    @cached_property
-    def limits(self) -> Limits:
-        """What a session may ask."""
-        return Limits(
-            vocab_size=self.engine.checkpoint.vocab_size,
-            context_limit=self.engine.checkpoint.context_limit,
-            slot_capacity=self.settings.slot_capacity,
-            max_rows=self.settings.max_rows,
-            max_depth=self.settings.max_depth,
-        )
 
 
 class TeacherServicer(teacher_pb2_grpc.TeacherServiceServicer):
@@ -90,6 +58,9 @@ class TeacherServicer(teacher_pb2_grpc.TeacherServiceServicer):
             free_slots=runtime.slots.free,
             slot_capacity=settings.slot_capacity,
             prefix_cache=teacher_pb2.PrefixCacheStats(**runtime.prefixes.stats()._asdict()),
+            batches=teacher_pb2.BatchStats(batching=settings.batching, **vars(runtime.scheduler.statistics)),
+            kv_tokens=runtime.slots.kv_tokens,
+            free_kv_tokens=runtime.slots.free_tokens,
         )
 
     async def GetTokenizer(  # noqa: N802
@@ -117,21 +88,22 @@ class TeacherServicer(teacher_pb2_grpc.TeacherServiceServicer):
         received = time.monotonic()
         opening = _read_open(first, runtime)
         structlog.contextvars.bind_contextvars(request_id=opening.request_id, epoch=opening.epoch)
-        async with runtime.slots.hold(opening.priority):
+        session = Session(runtime.engine, opening, runtime.limits, runtime.settings.prefill_chunk, runtime.prefixes)
+        lease = await runtime.slots.take(columns(opening.capacity), opening.priority)
+        try:
             waited_us = _microseconds_since(received)
-            session = Session(runtime.engine, opening, runtime.limits, runtime.settings.prefill_chunk, runtime.prefixes)
+            pace = runtime.pace(opening)
             log.info("session opened", prompt_tokens=len(opening.prompt), slot_wait_us=waited_us)
-            try:
-                opened = teacher_pb2.TeacherSessionOpened(fingerprint=runtime.fingerprint, numerics=runtime.numerics)
-                yield teacher_pb2.VerifyResponse(epoch=opening.epoch, opened=opened)
-                async for response in _prefill(session, runtime, received, waited_us):
-                    yield response
-                while (request := await read()) is not None:
-                    yield await _answer(session, runtime, request)
-            finally:
-                # After a pass that still runs, and before the first one of who gets the slot; not waited for.
-                runtime.executor.submit(session, session.close)
-                log.info("session ended", rounds=session.rounds, committed_length=session.committed_length)
+            opened = teacher_pb2.TeacherSessionOpened(fingerprint=runtime.fingerprint, numerics=runtime.numerics)
+            yield teacher_pb2.VerifyResponse(epoch=opening.epoch, opened=opened)
+            async for response in _prefill(session, pace, runtime, received, waited_us):
+                yield response
+            while (request := await read()) is not None:
+                yield await _answer(session, pace, runtime, request)
+        finally:
+            # Not waited for here: it comes after a pass that still runs, and only then is the slot another one's.
+            runtime.worker.submit(session, partial(_close, session, runtime.scheduler), lease.give_back)
+            log.info("session ended", rounds=session.rounds, committed_length=session.committed_length)
 
     def _ready(self) -> Runtime:
         if self.runtime is None:
@@ -151,16 +123,26 @@ def _read_open(request: teacher_pb2.VerifyRequest, runtime: Runtime) -> Opening:
     return opening
 
 
-async def _prefill(session: Session, runtime: Runtime, received: float, queue_us: int) -> Responses:
-    """One work item a chunk, so that other sessions run in between; what goes along with it leaves as it comes."""
-    epoch, forward_us, first_token = session.opening.epoch, 0, None
-    while first_token is None:
-        step = await runtime.executor.run(session, session.prefill_next)
-        queue_us += step.queue_us
-        forward_us += step.run_us
-        first_token = step.value.first_token
-        for response in _along(step.value, epoch, runtime.settings.max_message_bytes):
-            yield response
+async def _prefill(session: Session, pace: Pace, runtime: Runtime, received: float, queue_us: int) -> Responses:
+    """One job for the whole prompt; what goes along with a chunk leaves as it comes."""
+    loop, epoch = asyncio.get_running_loop(), session.opening.epoch
+    chunks: asyncio.Queue[Chunk | None] = asyncio.Queue()
+
+    def deliver(chunk: Chunk) -> None:
+        loop.call_soon_threadsafe(chunks.put_nowait, chunk)
+
+    reading = asyncio.ensure_future(runtime.worker.step(session, partial(session.prefill, deliver)))
+    reading.add_done_callback(lambda _: chunks.put_nowait(None))
+    first_token = None
+    try:
+        while (chunk := await chunks.get()) is not None:
+            first_token = chunk.first_token
+            for response in _along(chunk, epoch, runtime.settings.max_message_bytes):
+                yield response
+        step = await reading
+    finally:
+        reading.cancel()
+    assert first_token is not None
     log.info("prompt prefilled", committed_length=session.committed_length, cached_tokens=session.cached_tokens)
     yield teacher_pb2.VerifyResponse(
         epoch=epoch,
@@ -169,8 +151,9 @@ async def _prefill(session: Session, runtime: Runtime, received: float, queue_us
             committed_length=session.committed_length,
             margin=first_token.margin,
             logprobs=next(iter(messages.write_logprobs(first_token.logprobs)), None),
-            timings=_timings(received, queue_us=queue_us, forward_us=forward_us),
+            timings=_timings(received, queue_us=queue_us + step.queue_us, forward_us=step.run_us, share=session.share),
             cached_tokens=session.cached_tokens,
+            advised_rows=pace.next_rows(joins=True),
         ),
     )
 
@@ -185,7 +168,9 @@ def _along(chunk: Chunk, epoch: int, max_message_bytes: int) -> Iterator[teacher
             yield teacher_pb2.VerifyResponse(epoch=epoch, prompt_logprobs=found)
 
 
-async def _answer(session: Session, runtime: Runtime, request: teacher_pb2.VerifyRequest) -> teacher_pb2.VerifyResponse:
+async def _answer(
+    session: Session, pace: Pace, runtime: Runtime, request: teacher_pb2.VerifyRequest
+) -> teacher_pb2.VerifyResponse:
     """The verdict of one round, or its rejection."""
     received, epoch = time.monotonic(), session.opening.epoch
     if request.WhichOneof("message") == "open":
@@ -198,30 +183,45 @@ async def _answer(session: Session, runtime: Runtime, request: teacher_pb2.Verif
         rejection = messages.write_rejection(request.verify.round, error)
         return teacher_pb2.VerifyResponse(epoch=epoch, rejection=rejection)
     if verdict is not None:  # a repeat
-        answer = messages.write_verdict(verdict, _timings(received))
+        answer = messages.write_verdict(verdict, _timings(received), pace.advised)
         return teacher_pb2.VerifyResponse(epoch=epoch, verdict=answer)
-    done = await runtime.executor.run(session, partial(_commit_and_verify, session, message))
+    pace.heard(message.tree)
+    done = await runtime.worker.step(session, partial(_commit_and_verify, session, message))
     verdict, commit_us = done.value
-    timings = _timings(received, queue_us=done.queue_us, forward_us=done.run_us - commit_us, commit_us=commit_us)
-    answer = messages.write_verdict(verdict, timings)
+    pace.decided(message.tree, verdict.accepted_rows)
+    timings = _timings(
+        received,
+        queue_us=done.queue_us,
+        forward_us=done.run_us - commit_us,
+        commit_us=commit_us,
+        share=session.share,
+    )
+    answer = messages.write_verdict(verdict, timings, pace.next_rows())
     answer.timings.total_us = _microseconds_since(received)
     return teacher_pb2.VerifyResponse(epoch=epoch, verdict=answer)
 
 
-def _commit_and_verify(session: Session, message: Round) -> _Answered:
-    """One work item: the commit of the round before, timed apart, and this round's forward pass."""
+def _commit_and_verify(session: Session, message: Round) -> Steps[_Answered]:
+    """One job: the commit of the round before, timed apart, and this round's forward pass."""
     started = time.monotonic()
     session.commit(message)
     commit_us = _microseconds_since(started)
-    return _Answered(session.verify(message), commit_us)
+    return _Answered((yield from session.verify(message)), commit_us)
+
+
+def _close(session: Session, scheduler: Scheduler) -> None:
+    scheduler.forget(session)
+    session.close()
 
 
 def _timings(
-    received: float, *, queue_us: int = 0, forward_us: int = 0, commit_us: int = 0
+    received: float, *, queue_us: int = 0, forward_us: int = 0, commit_us: int = 0, share: PassShare | None = None
 ) -> teacher_pb2.TeacherTimings:
-    return teacher_pb2.TeacherTimings(
-        queue_us=queue_us, forward_us=forward_us, commit_us=commit_us, total_us=_microseconds_since(received)
-    )
+    timings = teacher_pb2.TeacherTimings(queue_us=queue_us, forward_us=forward_us, commit_us=commit_us)
+    if share is not None:
+        timings.batch_sessions, timings.batch_rows, timings.realign_us = share
+    timings.total_us = _microseconds_since(received)
+    return timings
 
 
 def _microseconds_since(start: float) -> int:

@@ -1,27 +1,36 @@
 """One session's state machine: chunked prefill, tree verification, two-phase commit.
 
 `check` is pure and decides everything that a peer can get wrong, so a refused message leaves the state as it was;
-`prefill_next`, `commit`, `verify` and `close` work on the KV and belong on the executor's thread. One message at a
-time. It knows neither messages nor gRPC nor clocks.
+`prefill`, `commit`, `verify` and `close` work on the KV and belong on the worker's thread. The first and the third are
+generators that yield what they need computed, the session itself where that is a chunk of its prompt: others may share
+the pass. One message at a time. It knows neither messages nor gRPC nor clocks.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import itertools
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
+from typing import TypeAlias, TypeVar
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from eagle_pangu.speculation.cache import Slot
-from eagle_pangu.speculation.engine import Engine
+from eagle_pangu.speculation.engine import Engine, ForwardResult
 from eagle_pangu.speculation.sampling import LogProbabilities, Sampler, logprobs
+from eagle_pangu.speculation.segment import Segment, known_tokens
 from protos.errors import InvalidFieldError, StaleMessageError
 from teacher_service.opening import Limits, Opening
+from teacher_service.passes import Passed, PassShare, Reading, Request
 from teacher_service.prefix_cache import Prefix, PrefixCache
 from teacher_service.replies import Chunk, FeatureRows, FirstToken, PromptLogprobs, Verdict
 from teacher_service.round import Round, check_tree
+
+_births = itertools.count()
+T = TypeVar("T")
+Steps: TypeAlias = Generator[Request, Passed, T]
 
 PROMPT_LOGITS_BYTES = 2**26
 """Most bytes that the logits of a chunk may take, in float32, where those of every row are wanted."""
@@ -31,15 +40,16 @@ class Session:
     """A prompt, its slot, and the rounds on top of it.
 
     Args:
-        engine: does the forward passes.
+        engine: gives the slot.
         opening: validated already.
         limits: of the teacher.
-        prefill_chunk: prompt tokens of one forward pass.
+        prefill_chunk: most prompt tokens of one forward pass.
         prefixes: what it may start from, and others from it.
 
     Attributes:
         committed_length: tokens whose KV is final.
         cached_tokens: those of them that another session had computed.
+        share: in the last pass; None before the first.
     """
 
     def __init__(
@@ -48,6 +58,7 @@ class Session:
         self.opening = opening
         self.committed_length = 0
         self.cached_tokens = 0
+        self.share: PassShare | None = None
         self._engine = engine
         self._limits = limits
         self._chunk = prefill_chunk
@@ -56,7 +67,9 @@ class Session:
         self._prefixes = prefixes
         self._sampler = Sampler(opening.sampling, opening.prompt, opening.answer_start)
         self._slot: Slot | None = None
+        self._born = next(_births)
         self._sound = True  # no pass has failed half-way
+        self._reused: list[NDArray[np.uint16]] = []  # features of cached tokens, in at most one part, until sent
         self._features: list[NDArray[np.uint16]] = []  # of the committed tokens, where later sessions may need them
         self._decided: list[int] = []  # answer tokens that are pending: the next root is one of them
         self._last: Round | None = None
@@ -67,30 +80,44 @@ class Session:
         """Number of the last round answered; 0 before the first."""
         return self._last.number if self._last else 0
 
-    def prefill_next(self) -> Chunk:
-        """Read and commit the next chunk of the prompt; call until it returns a first token."""
-        opening, begin = self.opening, self.committed_length
-        with self._working():
-            reused = self._start() if self._slot is None else []
-            assert self._slot is not None
-            start = self.committed_length
-            end = min(start + self._chunk, len(opening.prompt))
-            last, every_row = end == len(opening.prompt), opening.prompt_logprobs is not None
-            result = self._engine.prefill(
-                self._slot,
-                opening.prompt[start:end],
-                want_logits=last or every_row,
-                want_features=opening.want_features,
-                every_row=every_row,
-            )
-            self.committed_length = end
-            features = None
-            if opening.want_features:
-                bits = np.concatenate([*reused, _bits(result.features)])
-                self._record(bits)
-                features = FeatureRows(begin, bits)
-            first = self._decide_first(result.logits) if last else None
-            return Chunk(features, self._prompt_logprobs(start, result.logits), first)
+    def prefill(self, deliver: Callable[[Chunk], None]) -> Steps[None]:
+        """Read and commit the prompt, chunk by chunk; the last one holds the first token.
+
+        Args:
+            deliver: told of every chunk as it comes.
+        """
+        while self.committed_length < len(self.opening.prompt):
+            deliver((yield from self._read()))
+
+    def waits_for(self, other: Reading) -> bool:
+        """See `Reading`: it starts from what the other one reads, instead of reading the same beside it."""
+        if self._slot is not None or not self._reuses or not isinstance(other, Session) or other._born >= self._born:
+            return False
+        wanted, read = self.opening, other.opening
+        if wanted.want_features and not read.want_features:
+            return False
+        return self._prefixes.will_have_more(
+            wanted.prompt, want_features=wanted.want_features, read=read.prompt, read_length=other.committed_length
+        )
+
+    def prepare(self) -> int:
+        """See `Reading`: a slot, with what other sessions have computed of the prompt; rows of the next chunk."""
+        if self._slot is None:
+            self._start()
+        return min(self._chunk, len(self.opening.prompt) - self.committed_length)
+
+    def chunk(self, rows: int) -> Segment:
+        """See `Reading`."""
+        rows = min(rows, self.prepare())
+        assert self._slot is not None
+        start, every_row = self.committed_length, self.opening.prompt_logprobs is not None
+        return known_tokens(
+            self._slot,
+            self.opening.prompt[start : start + rows],
+            want_logits=every_row or start + rows == len(self.opening.prompt),
+            want_features=self.opening.want_features,
+            every_row=every_row,
+        )
 
     def check(self, message: Round) -> Verdict | None:
         """Decide what to do with a message: None to run it, or the stored verdict when it repeats the last round.
@@ -131,12 +158,12 @@ class Session:
             if self._verdict.features is not None:
                 self._record(self._verdict.features.bits[: message.commit + 1])
 
-    def verify(self, message: Round) -> Verdict:
+    def verify(self, message: Round) -> Steps[Verdict]:
         """One forward pass over the tree, and the walk along the tokens that the teacher decides."""
         assert self._slot is not None
         wanted = self.opening.want_features
         with self._working():
-            result = self._engine.verify(self._slot, message.tree, want_features=wanted)
+            result = yield from self._compute(Segment(self._slot, message.tree, want_features=wanted))
             assert result.logits is not None
             choice = self._sampler.decide(result.logits, message.tree)
             accepted = message.tree.accept(choice.token_ids)
@@ -167,27 +194,56 @@ class Session:
         finally:
             self._slot = None
 
+    @property
+    def _reuses(self) -> bool:
+        """Whether it may start from what others have computed: not where the logits of every row are needed."""
+        return self.opening.prompt_logprobs is None
+
     @contextmanager
     def _working(self) -> Iterator[None]:
         """Work on the KV: where it fails, nobody else starts from what is left."""
         try:
             yield
+        except GeneratorExit:  # given up while it waited: nothing was computed
+            raise
         except BaseException:
             self._sound = False
             raise
 
-    def _start(self) -> list[NDArray[np.uint16]]:
-        """A slot, with what other sessions have computed of the prompt; the features of that, in at most one part."""
-        self._slot = self._engine.open_slot(self.opening.capacity)
+    def _compute(self, request: Request) -> Steps[ForwardResult]:
+        passed = yield request
+        self.share = passed.share
+        return passed.result
+
+    def _read(self) -> Steps[Chunk]:
+        """The next chunk, as long as the pass had room for."""
+        opening, begin = self.opening, self.committed_length
+        with self._working():
+            result = yield from self._compute(self)
+            start = self.committed_length
+            self.committed_length += result.rows
+            features = None
+            if opening.want_features:
+                bits = np.concatenate([*self._reused, _bits(result.features)])
+                self._reused.clear()
+                self._record(bits)
+                features = FeatureRows(begin, bits)
+            done = self.committed_length == len(opening.prompt)
+            first = self._decide_first(result.logits) if done else None
+            return Chunk(features, self._prompt_logprobs(start, result.logits), first)
+
+    def _start(self) -> None:
+        slot = self._engine.open_slot(self.opening.capacity)
         reused = None
-        if self.opening.prompt_logprobs is None:  # else the logits of every row are needed
+        if self._reuses:
             reused = self._prefixes.find(self.opening.prompt, want_features=self.opening.want_features)
+        if reused is not None:
+            slot.adopt(reused.kv, reused.length)
+            self.committed_length = self.cached_tokens = reused.length
+            if reused.features is not None:
+                self._reused.append(reused.features)
+        self._slot = slot
         self._prefixes.join(self)
-        if reused is None:
-            return []
-        self._slot.adopt(reused.kv, reused.length)
-        self.committed_length = self.cached_tokens = reused.length
-        return [] if reused.features is None else [reused.features]
 
     def _record(self, bits: NDArray[np.uint16]) -> None:
         if self._prefixes.enabled:

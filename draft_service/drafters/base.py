@@ -1,20 +1,29 @@
 """What a drafter is: a way of proposing token trees for a sequence that the teacher is writing.
 
 A drafter belongs to the process and may hold a model; a draft session belongs to one sequence and holds what the
-drafter remembers of it. Everything here blocks and is called from one thread at a time, that of the drafter; nothing
-here knows of gRPC, epochs or rounds. Whatever a drafter proposes, the teacher decides: a bad proposal costs speed,
-never a token.
+drafter remembers of it. What takes passes of a model is a generator: it yields what it wants computed and is sent the
+outcome, so that the passes of many sessions can be one. Everything here blocks and is called from one thread at a time,
+that of the drafter; nothing here knows of gRPC, epochs or rounds. Whatever a drafter proposes, the teacher decides: a
+bad proposal costs speed, never a token.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import NamedTuple, Protocol
+from collections.abc import Generator, Sequence
+from typing import NamedTuple, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from eagle_pangu.speculation.tree import TokenTree
+
+R = TypeVar("R")
+"""What a session asks to be computed in a pass."""
+S = TypeVar("S")
+"""What the pass gave for it."""
+T = TypeVar("T")
+R_co = TypeVar("R_co", covariant=True)
+S_contra = TypeVar("S_contra", contravariant=True)
 
 
 class DrafterError(Exception):
@@ -45,7 +54,7 @@ class ModelIdentity(NamedTuple):
     feature_width: int = 0
 
 
-class DraftSession(Protocol):
+class DraftSession(Protocol[R_co, S_contra]):
     """What a drafter remembers of one sequence. The last token of the sequence is the root of the next tree."""
 
     def extend(self, token_ids: Sequence[int]) -> None:
@@ -63,17 +72,18 @@ class DraftSession(Protocol):
         """
         ...
 
-    def advance(self) -> bool:
-        """Do one bounded piece of the work that is pending (a chunk of the prompt); True while more is left.
+    def advance(self) -> Generator[R_co, S_contra, None]:
+        """Do the work that is pending, a bounded piece of it a pass (a chunk of the prompt).
 
-        `propose` does whatever is still pending; calling this between messages takes it off the path of a round.
+        `propose` does whatever is still pending; running this between messages takes it off the path of a round.
         """
         ...
 
-    def propose(self, budget: Budget) -> TokenTree:
+    def propose(self, budget: Budget) -> Generator[R_co, S_contra, TokenTree]:
         """A tree within the budget, with scores; the root alone when there is nothing to propose.
 
-        The same sequence and budget give the same tree but for rounding, whatever was proposed before.
+        The same sequence and budget give the same tree but for rounding, whatever was proposed before and whoever
+        shared the passes. Abandoned before any pass, or where one fails, it leaves a session that can be asked again.
         """
         ...
 
@@ -82,7 +92,7 @@ class DraftSession(Protocol):
         ...
 
 
-class Drafter(Protocol):
+class Drafter(Protocol[R, S]):
     """One way of drafting, shared by many sessions."""
 
     @property
@@ -105,7 +115,7 @@ class Drafter(Protocol):
         """Its model; None where any teacher's ids will do."""
         ...
 
-    def open(self, prompt: Sequence[int], max_budget: Budget) -> DraftSession:
+    def open(self, prompt: Sequence[int], max_budget: Budget) -> DraftSession[R, S]:
         """Begin a sequence. Quick: reading the prompt is left to `DraftSession.advance`.
 
         Args:
@@ -113,3 +123,22 @@ class Drafter(Protocol):
             max_budget: the largest that `propose` will be given.
         """
         ...
+
+    def compute(self, requests: Sequence[R]) -> Sequence[S]:
+        """One pass for what several sessions asked for, each another; in order.
+
+        Where it raises, nothing was done that a repetition of any of them would not do again.
+        """
+        ...
+
+
+def run_alone(drafter: Drafter[R, S], work: Generator[R, S, T]) -> T:
+    """The value of a session's work, its passes shared with nobody."""
+    try:
+        request = next(work)
+        while True:
+            [outcome] = drafter.compute([request])
+            request = work.send(outcome)
+    except StopIteration as finished:
+        value: T = finished.value
+        return value

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -19,6 +20,19 @@ class Children(NamedTuple):
     rows: NDArray[np.int64]
     token_ids: NDArray[np.int64]
     log_probs: NDArray[np.float32]
+
+    def split(self, counts: Sequence[int]) -> list[Children]:
+        """Those of the first ``counts[0]`` rows, of the next ``counts[1]`` and so on, rows numbered anew in each."""
+        ends = np.cumsum(counts)
+        places = np.searchsorted(self.rows, ends[:-1])
+        parts = (np.split(column, places) for column in self)
+        return [
+            Children(rows - (end - count), token_ids, log_probs)
+            for end, count, rows, token_ids, log_probs in zip(ends, counts, *parts, strict=True)
+        ]
+
+
+NO_CHILDREN = Children(np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int64), np.empty(0, dtype=np.float32))
 
 
 def top_children(logits: torch.Tensor, width: int) -> Children:

@@ -2,14 +2,14 @@
 
 Row t of the head pairs the features of token t with the embedding of token t + 1 and stands at position t, so it can
 be run once both are known, and its KV is final then. The last such row, that of the root's predecessor, gives the
-root's children; below it the tree grows level by level, each row with its parent's output in the place of features.
-KV of those rows is approximate and dropped with its branch: what the teacher accepts of them is run again, with
-features.
+root's children; below it the tree grows level by level, each row with its parent's output in the place of features. A
+level takes part in one pass. KV of those rows is approximate and dropped with its branch: what the teacher accepts of
+them is run again, with features.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 
 import numpy as np
 import torch
@@ -17,8 +17,9 @@ from numpy.typing import NDArray
 
 from draft_service.drafters.base import Budget, ModelIdentity
 from draft_service.drafters.growth import Branch, TreeGrowth, best_subtree
-from draft_service.drafters.head_engine import HeadEngine
+from draft_service.drafters.head_engine import HeadEngine, HeadRequest, HeadResult
 from eagle_pangu.serving.logs import get_logger
+from eagle_pangu.speculation.segment import Segment, known_tokens
 from eagle_pangu.speculation.tree import TokenTree
 
 CATCH_UP_ROWS = 8
@@ -57,24 +58,23 @@ class Eagle3Session:
         self._features = np.concatenate([self._features, features[:room]])
         self._features_end += len(features)
 
-    def advance(self) -> bool:
-        """Read one chunk of rows; the last few are left to `propose`, which has a pass to run anyway."""
+    def advance(self) -> Generator[HeadRequest, HeadResult, None]:
+        """Read rows, a chunk a pass; the last few are left to `propose`, which has a pass to run anyway."""
         self._settle()
         end = min(len(self._tokens) - 2, self._features_end)
-        start = self._slot.committed_length
-        if end - start < CATCH_UP_ROWS or len(self._tokens) > self._engine.context_limit:
-            return False
-        rows = min(end - start, CHUNK)
-        token_ids = np.array(self._tokens[start + 1 : start + 1 + rows], dtype=np.int64)
-        self._engine.read(self._slot, token_ids, self._engine.fuse(self._features[:rows]))
-        self._features = self._features[rows:]
-        return end - self._slot.committed_length >= CATCH_UP_ROWS
+        while end - self._slot.committed_length >= CATCH_UP_ROWS and len(self._tokens) <= self._engine.context_limit:
+            start = self._slot.committed_length
+            rows = min(end - start, CHUNK)
+            token_ids = np.array(self._tokens[start + 1 : start + 1 + rows], dtype=np.int64)
+            yield HeadRequest(known_tokens(self._slot, token_ids, want_logits=False), self._features[:rows])
+            self._features = self._features[rows:]
 
-    def propose(self, budget: Budget) -> TokenTree:
+    def propose(self, budget: Budget) -> Generator[HeadRequest, HeadResult, TokenTree]:
         """Grow a tree by cumulative log-probability, one pass a level."""
-        return best_subtree(self.candidates(budget), budget.rows)
+        candidates = yield from self.candidates(budget)
+        return best_subtree(candidates, budget.rows)
 
-    def candidates(self, budget: Budget) -> TokenTree:
+    def candidates(self, budget: Budget) -> Generator[HeadRequest, HeadResult, TokenTree]:
         """All that competes for the rows of a proposal, scored; the root alone for want of features, context or budget.
 
         Not pruned to the budget: another predictor of the same sequence may add to it.
@@ -83,18 +83,21 @@ class Eagle3Session:
         depth = min(budget.depth, self._engine.context_limit - len(self._tokens))
         if budget.rows == 0 or depth <= 0 or not self._knows_the_root():
             return growth.candidates
-        while self.advance():
-            pass
-        branch, outputs = self._begin_branch()
+        yield from self.advance()
+        # The rows not read yet, up to that of the root's predecessor.
+        branch = Branch(self._tokens[self._slot.committed_length + 1 :])
+        rows = Segment(self._slot, branch.tree, logits_from=branch.decided - 1)
+        outputs, children = yield HeadRequest(rows, self._features[: branch.decided])
         for level in range(1, depth + 1):
-            children = self._engine.children(outputs[-len(growth.frontier) :], self._width)
             growth.expand(growth.frontier[children.rows], children.token_ids, children.log_probs)
             room = self._slot.capacity - self._slot.committed_length - branch.tree.rows
             if level == depth or not 0 < len(growth.frontier) <= room:
                 break
             first = branch.add_frontier(growth)
-            hidden = self._engine.recycled(outputs[branch.tree.parents[first:]])
-            outputs = torch.cat([outputs, self._engine.grow(self._slot, branch.tree, first, hidden)])
+            rows = Segment(self._slot, branch.tree, first, logits_from=first)
+            below, children = yield HeadRequest(rows, outputs[branch.tree.parents[first:]])
+            outputs = torch.cat([outputs, below])
+        self._branch = branch
         return growth.candidates
 
     def close(self) -> None:
@@ -107,12 +110,6 @@ class Eagle3Session:
             log.warning("features missing", tokens=len(self._tokens), features_end=self._features_end)
             self._has_warned = True
         return missing <= 0 and len(self._tokens) > 1
-
-    def _begin_branch(self) -> tuple[Branch, torch.Tensor]:
-        """A branch of the rows not read yet, up to that of the root's predecessor, and their outputs."""
-        branch = self._branch = Branch(self._tokens[self._slot.committed_length + 1 :])
-        hidden = self._engine.fuse(self._features[: branch.decided])
-        return branch, self._engine.grow(self._slot, branch.tree, 0, hidden)
 
     def _settle(self) -> None:
         """Drop the branch but for its rows with features, which are final.
@@ -150,3 +147,7 @@ class Eagle3Drafter:
     def open(self, prompt: Sequence[int], max_budget: Budget) -> Eagle3Session:
         """A session with a slot of its own; nothing is read before features come."""
         return Eagle3Session(self._engine, prompt, self._width)
+
+    def compute(self, requests: Sequence[HeadRequest]) -> list[HeadResult]:
+        """One pass of the head."""
+        return self._engine.run(requests, self._width)

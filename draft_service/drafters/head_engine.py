@@ -1,30 +1,61 @@
-"""An EAGLE-3 head ready to draft: its one layer over a slot, a tree's rows at a time.
+"""An EAGLE-3 head ready to draft: its one layer over slots, rows of several trees at a time.
 
 The draft's counterpart of the teacher's engine: it knows tensors, trees and slots; which rows are worth a pass, and
-what their hidden states are, is the session's. Blocking, one thread at a time.
+what their hidden states come from, is the session's. Blocking, one thread at a time.
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from draft_service.drafters.children import Children, top_children
-from eagle_pangu.speculation.attention import grouped_attention
+from draft_service.drafters.children import NO_CHILDREN, Children, top_children
 from eagle_pangu.speculation.attention.kernels import masked_kernel
-from eagle_pangu.speculation.cache import CacheShape, Slot
+from eagle_pangu.speculation.cache import CacheShape, Slot, SlotLayer
 from eagle_pangu.speculation.devices import Device
 from eagle_pangu.speculation.eagle3.head import Eagle3Head
+from eagle_pangu.speculation.layouts.ragged import RaggedLayout
 from eagle_pangu.speculation.linear import KernelLinear, replace_linears
 from eagle_pangu.speculation.norms import fuse_norms
 from eagle_pangu.speculation.plan import ForwardPlan
 from eagle_pangu.speculation.projections import share_products
+from eagle_pangu.speculation.segment import Segment
 from eagle_pangu.speculation.tree import TokenTree
+
+
+class HeadRequest(NamedTuple):
+    """Rows of one session for a pass of the head.
+
+    segment: column and position of a row are one number, rows of one path are one apart; a row's token is the one after
+    the token that its hidden state describes. Children are found for the rows that it wants logits of.
+    source: of the hidden states: [rows, feature_width] bits of the teacher's features, bfloat16; or what the head gave
+    for the parent of each row, [rows, hidden_size].
+    """
+
+    segment: Segment
+    source: NDArray[np.uint16] | torch.Tensor
+
+
+class HeadResult(NamedTuple):
+    """What a pass gives for a request.
+
+    outputs: [rows, hidden_size], for the requests of their children. children: as ids of the teacher, of the rows that
+    they were wanted of, the first of those counted as 0.
+    """
+
+    outputs: torch.Tensor
+    children: Children
 
 
 class HeadEngine:
     """A head and the device it computes on.
+
+    Where the device rounds what its linear layers read (8 bits, one scale for all rows of a call), a session's scores,
+    and so its tree, depend a little on whose rows share the pass. That costs no token: the teacher decides each.
 
     Args:
         head: weights are given up to the device's kernels.
@@ -47,6 +78,7 @@ class HeadEngine:
         self._scale = head.config.head_dim**-0.5
         self._group = head.config.attention_heads // head.config.key_value_heads
         self._kernel = masked_kernel(device.fused_attention, self._keep)
+        self._cache_layers = [SlotLayer()]
         # The device's kernels in the place of linear layers and norms; a draft's rounding costs speed at most.
         fuse_norms(self.head)
         share_products(self.head)
@@ -69,54 +101,76 @@ class HeadEngine:
         return Slot(shape, self.context_limit)
 
     @torch.inference_mode()
-    def fuse(self, features: NDArray[np.uint16]) -> torch.Tensor:
-        """Bits of bfloat16 features [rows, feature_width] -> hidden states [rows, hidden_size]."""
-        values = torch.from_numpy(features.view(np.int16)).view(torch.bfloat16)
-        return self.head.fuse(values.to(self.device.torch_device, self._dtype))
-
-    @torch.inference_mode()
-    def grow(self, slot: Slot, tree: TokenTree, first_row: int, hidden: torch.Tensor) -> torch.Tensor:
-        """One pass over rows ``first_row ...`` of a tree whose earlier rows are the slot's branch already.
+    def run(self, requests: Sequence[HeadRequest], width: int) -> list[HeadResult]:
+        """One pass over the rows of several sessions; what is `final` is committed.
 
         Args:
-            slot: column and position of a row are one number: rows of one path are one apart.
-            tree: a row's token is the one after the token that its hidden state describes.
-            hidden: [rows, hidden_size] of the new rows, from `fuse` or `recycled`.
+            requests: >= 1, each of another slot.
+            width: most children of a row.
 
         Returns:
-            [rows, hidden_size], for `children` and `recycled`.
+            Of each request, in order.
         """
-        plan = ForwardPlan(tree, slot.committed_length, first_row, self._group, self.device.torch_device)
-        slot.begin(first_row, tree.rows)
+        segments = [request.segment for request in requests]
+        slots = [segment.slot for segment in segments]
+        plans = [
+            ForwardPlan(
+                segment.tree, segment.slot.committed_length, segment.first_row, self._group, self.device.torch_device
+            )
+            for segment in segments
+        ]
+        for segment in segments:
+            segment.slot.begin(segment.first_row, segment.tree.rows)
+        layout = RaggedLayout(self._cache_layers, slots, plans, self._kernel)
 
         def attend(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
-            keys, values = slot.update(key, value, 0)
-            return grouped_attention(query, keys, values, plan, self._kernel, self._scale).transpose(1, 2)
+            key, value = layout.cache.update(key, value, 0)
+            return layout.attend(0, query, key, value, self._scale).transpose(1, 2)
 
-        return self.head.step(plan.input_ids, hidden[None], plan.position_ids, attend)[0]
+        joint = self.head.step(layout.input_ids, self._hidden(requests)[None], layout.position_ids, attend)[0]
+        outputs = torch.split(joint, [segment.rows for segment in segments])
+        children = self._children_of_each(outputs, segments, width)
+        for segment in segments:
+            if segment.final:
+                segment.slot.commit_all()
+        return list(map(HeadResult, outputs, children))
 
-    def read(self, slot: Slot, token_ids: NDArray[np.int64], hidden: torch.Tensor) -> None:
-        """Append and commit rows that follow each other: token ids [rows] and hidden states [rows, hidden_size]."""
-        slot.abort()
-        self.grow(slot, TokenTree(token_ids, np.maximum(np.arange(len(token_ids)) - 1, 0)), 0, hidden)
-        slot.commit_all()
-
-    @torch.inference_mode()
-    def recycled(self, output: torch.Tensor) -> torch.Tensor:
-        """What `grow` gave for some rows, as the hidden states of their children."""
-        return self.head.recycled(output)
-
-    @torch.inference_mode()
     def children(self, output: torch.Tensor, width: int) -> Children:
-        """The best next tokens of rows that `grow` gave, as ids of the teacher."""
+        """The best next tokens, as ids of the teacher, of rows [rows, hidden_size] as the head gave them."""
         children = top_children(self.head.logits(output)[:, : self._draft_ids], width)
         return children._replace(token_ids=self._target_ids[children.token_ids])
 
     def warm_up(self) -> None:
         """Run a small tree, so that no request pays for first-use work."""
         tree = TokenTree.build([0, 0, 0, 0], [0, 0, 1, 1])
-        hidden = self.fuse(np.zeros((tree.rows, self.feature_width), dtype=np.uint16))
-        self.children(self.grow(self.open_slot(), tree, 0, hidden), 1)
+        features = np.zeros((tree.rows, self.feature_width), dtype=np.uint16)
+        self.run([HeadRequest(Segment(self.open_slot(), tree), features)], 1)
+
+    def _hidden(self, requests: Sequence[HeadRequest]) -> torch.Tensor:
+        """Hidden states of all rows, [rows, hidden_size]: one product for all features, one norm for all outputs."""
+        sources = [request.source for request in requests]
+        features = [source for source in sources if isinstance(source, np.ndarray)]
+        outputs = [source for source in sources if isinstance(source, torch.Tensor)]
+        fused = iter(_split(self._fuse(np.concatenate(features)), features) if features else ())
+        recycled = iter(_split(self.head.recycled(torch.cat(outputs)), outputs) if outputs else ())
+        return torch.cat([next(fused if isinstance(source, np.ndarray) else recycled) for source in sources])
+
+    def _fuse(self, features: NDArray[np.uint16]) -> torch.Tensor:
+        values = torch.from_numpy(features.view(np.int16)).view(torch.bfloat16)
+        return self.head.fuse(values.to(self.device.torch_device, self._dtype))
+
+    def _children_of_each(
+        self, outputs: Sequence[torch.Tensor], segments: Sequence[Segment], width: int
+    ) -> list[Children]:
+        """One product with the output layer, the largest of the head, for the rows of all sessions."""
+        wanted = [
+            rows[:0] if segment.logits_from is None else rows[segment.logits_from - segment.first_row :]
+            for rows, segment in zip(outputs, segments, strict=True)
+        ]
+        counts = list(map(len, wanted))
+        if not any(counts):
+            return [NO_CHILDREN] * len(wanted)
+        return self.children(torch.cat(wanted), width).split(counts)
 
     def _keep(self, plan: ForwardPlan) -> torch.Tensor:
         """[rows * group, columns] bool: the plan's mask, within the window."""
@@ -126,3 +180,8 @@ class HeadEngine:
         positions = np.concatenate([np.arange(plan.committed), plan.committed + tree.depth])
         own = plan.committed + tree.depth[plan.first_row :].repeat(self._group)
         return plan.keep & torch.from_numpy(own[:, None] - positions < self._window).to(device)
+
+
+def _split(rows: torch.Tensor, like: Sequence[NDArray[np.uint16]] | Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
+    """[rows, width] in parts of as many rows as each of those that they were made of."""
+    return torch.split(rows, list(map(len, like)))

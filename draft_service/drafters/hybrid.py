@@ -7,7 +7,7 @@ of the look-up costs no pass, so such rows go on where the head stopped, and sta
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from draft_service.drafters.base import Budget
 from draft_service.drafters.eagle3 import Eagle3Drafter, Eagle3Session
 from draft_service.drafters.growth import best_subtree
+from draft_service.drafters.head_engine import HeadRequest, HeadResult
 from draft_service.drafters.ngram import SUFFIX_TRUST, NgramIndex, merge
 from eagle_pangu.speculation.tree import TokenTree
 
@@ -81,13 +82,13 @@ class HybridSession:
         """For the head."""
         self._head.read_features(start, features)
 
-    def advance(self) -> bool:
+    def advance(self) -> Generator[HeadRequest, HeadResult, None]:
         """Only the head has work pending."""
         return self._head.advance()
 
-    def propose(self, budget: Budget) -> TokenTree:
+    def propose(self, budget: Budget) -> Generator[HeadRequest, HeadResult, TokenTree]:
         """The best rows of the blend."""
-        candidates = self._head.candidates(budget)
+        candidates = yield from self._head.candidates(budget)
         matches = self._index.matches(self._matches)
         if matches:
             trust = sum(SUFFIX_TRUST**match.length for match in matches)
@@ -124,3 +125,7 @@ class HybridDrafter:
         index = NgramIndex(self._shortest, self._longest)
         index.extend(prompt)
         return HybridSession(self._head.open(prompt, max_budget), index, self._matches)
+
+    def compute(self, requests: Sequence[HeadRequest]) -> list[HeadResult]:
+        """A pass of the head; rows of the look-up take none."""
+        return self._head.compute(requests)

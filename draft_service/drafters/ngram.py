@@ -6,8 +6,8 @@ model and no torch: an index that grows with the sequence, and dictionary look-u
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Generator, Sequence
+from typing import NamedTuple, Never
 
 import numpy as np
 from numpy.typing import NDArray
@@ -111,12 +111,13 @@ class NgramSession:
     def read_features(self, start: int, features: NDArray[np.uint16]) -> None:
         """Never called: needs_features is False."""
 
-    def advance(self) -> bool:
+    def advance(self) -> Generator[Never, Never, None]:
         """Nothing is ever pending."""
-        return False
+        yield from ()
 
-    def propose(self, budget: Budget) -> TokenTree:
-        """Look up the end of the sequence and merge what followed; well under a millisecond."""
+    def propose(self, budget: Budget) -> Generator[Never, Never, TokenTree]:
+        """Look up the end of the sequence and merge what followed, without a pass; well under a millisecond."""
+        yield from ()
         matches = self._index.matches(self._matches)
         return best_subtree(merge(self._index.tokens, matches, budget.depth), budget.rows)
 
@@ -147,3 +148,7 @@ class NgramDrafter:
         index = NgramIndex(self._shortest, self._longest)
         index.extend(prompt)
         return NgramSession(index, self._matches)
+
+    def compute(self, requests: Sequence[Never]) -> Sequence[Never]:
+        """Never called: no session asks for a pass."""
+        return requests

@@ -6,32 +6,33 @@ A drafter that holds a model is imported when it is loaded, so that a draft serv
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 from draft_service.drafters.base import Drafter
 from draft_service.drafters.ngram import NgramDrafter
 from eagle_pangu.serving.settings import DraftSettings
 
-Loader = Callable[[DraftSettings], Drafter]
+Loader = Callable[[DraftSettings], Drafter[Any, Any]]
 """Blocking; may raise DrafterError."""
 
 
-def _load_ngram(settings: DraftSettings) -> Drafter:
+def _load_ngram(settings: DraftSettings) -> Drafter[Any, Any]:
     return NgramDrafter(settings.ngram_min, settings.ngram_max, settings.ngram_matches)
 
 
-def _load_standalone(settings: DraftSettings) -> Drafter:
+def _load_standalone(settings: DraftSettings) -> Drafter[Any, Any]:
     from draft_service.drafters.standalone import load_standalone
 
     return load_standalone(settings)
 
 
-def _load_eagle3(settings: DraftSettings) -> Drafter:
+def _load_eagle3(settings: DraftSettings) -> Drafter[Any, Any]:
     from draft_service.drafters.heads import load_eagle3
 
     return load_eagle3(settings)
 
 
-def _load_hybrid(settings: DraftSettings) -> Drafter:
+def _load_hybrid(settings: DraftSettings) -> Drafter[Any, Any]:
     from draft_service.drafters.heads import load_eagle3
     from draft_service.drafters.hybrid import HybridDrafter
 

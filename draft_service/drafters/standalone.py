@@ -1,25 +1,27 @@
 """The standalone drafter: a smaller causal language model with the teacher's tokenizer and KV of its own.
 
-The tree grows level by level (`growth`); each level is one forward pass over the nodes worth expanding. What the pass
-writes stays in the slot as a branch, and the part of it that the teacher decides is committed, not computed again.
+The tree grows level by level (`growth`); each level takes part in one forward pass, over the nodes worth expanding.
+What it writes stays in the slot as a branch, and the part of it that the teacher decides is committed, not computed
+again.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from draft_service.drafters.base import Budget, DrafterError, ModelIdentity
-from draft_service.drafters.children import top_children
+from draft_service.drafters.children import NO_CHILDREN, Children, top_children
 from draft_service.drafters.compute import configured_compute
 from draft_service.drafters.growth import Branch, TreeGrowth
 from eagle_pangu.serving.settings import DraftSettings
 from eagle_pangu.speculation.checkpoints import CheckpointError, load_checkpoint
 from eagle_pangu.speculation.engine import Engine
 from eagle_pangu.speculation.models import ModelError, resolve_model
+from eagle_pangu.speculation.segment import Segment, known_tokens
 from eagle_pangu.speculation.tree import TokenTree
 
 CATCH_UP_ROWS = 8
@@ -49,33 +51,32 @@ class StandaloneSession:
     def read_features(self, start: int, features: NDArray[np.uint16]) -> None:
         """Never called: needs_features is False."""
 
-    def advance(self) -> bool:
-        """Keep what the branch got right, then prefill one chunk; the last few tokens are left to `propose`."""
+    def advance(self) -> Generator[Segment, Children, None]:
+        """Keep what the branch got right, then prefill chunk by chunk; the last few tokens are left to `propose`."""
         self._commit_branch()
-        start, end = self._slot.committed_length, len(self._tokens) - 1
-        if end - start < CATCH_UP_ROWS or end >= self._context_limit:
-            return False
-        chunk = self._tokens[start : min(end, start + self._engine.chunk)]
-        self._engine.prefill(self._slot, np.array(chunk, dtype=np.int64), want_logits=False)
-        return end - self._slot.committed_length >= CATCH_UP_ROWS
+        end = len(self._tokens) - 1
+        while end < self._context_limit and end - self._slot.committed_length >= CATCH_UP_ROWS:
+            start = self._slot.committed_length
+            chunk = self._tokens[start : min(end, start + self._engine.chunk)]
+            yield known_tokens(self._slot, np.array(chunk, dtype=np.int64), want_logits=False)
 
-    def propose(self, budget: Budget) -> TokenTree:
+    def propose(self, budget: Budget) -> Generator[Segment, Children, TokenTree]:
         """Grow a tree by cumulative log-probability, one forward pass a level."""
         growth = TreeGrowth(self._tokens[-1], budget.rows, self._width)
         depth = min(budget.depth, self._context_limit - len(self._tokens))
         if budget.rows == 0 or depth <= 0:
             return growth.tree()
-        while self.advance():
-            pass
-        logits = self._read_root()
-        assert self._branch is not None
+        yield from self.advance()
+        branch = Branch(self._tokens[self._slot.committed_length :])
+        children = yield Segment(self._slot, branch.tree, logits_from=branch.decided - 1)
         for level in range(1, depth + 1):
-            children = top_children(logits, self._width)
             growth.expand(growth.frontier[children.rows], children.token_ids, children.log_probs)
-            room = self._slot.capacity - self._slot.committed_length - self._branch.tree.rows
+            room = self._slot.capacity - self._slot.committed_length - branch.tree.rows
             if level == depth or not 0 < len(growth.frontier) <= room:
                 break
-            logits = self._read_frontier(growth)
+            first = branch.add_frontier(growth)
+            children = yield Segment(self._slot, branch.tree, first, logits_from=first)
+        self._branch = branch
         return growth.tree()
 
     def close(self) -> None:
@@ -83,32 +84,16 @@ class StandaloneSession:
 
     def _commit_branch(self) -> None:
         """Commit the rows that the sequence went on with; never the new root, whose logits are still needed."""
-        decided = self._tokens[self._slot.committed_length + 1 : -1]
-        if self._branch is None or len(self._tokens) - 1 == self._slot.committed_length:
+        branch, self._branch = self._branch, None
+        if branch is None or len(self._tokens) - 1 == self._slot.committed_length:
             return
         path, row = [], 0
-        for token_id in decided:
-            if token_id not in self._branch.tree.children[row]:
+        for token_id in self._tokens[self._slot.committed_length + 1 : -1]:
+            if token_id not in branch.tree.children[row]:
                 break
-            row = self._branch.tree.children[row][token_id]
+            row = branch.tree.children[row][token_id]
             path.append(row)
         self._engine.commit(self._slot, path)
-        self._branch = None
-
-    def _read_root(self) -> torch.Tensor:
-        """Begin a branch with the tokens not read yet; [1, vocab_size] logits of the last one, the root."""
-        self._branch = Branch(self._tokens[self._slot.committed_length :])
-        logits = self._engine.verify(self._slot, self._branch.tree, want_features=False).logits
-        assert logits is not None
-        return logits[-1:]
-
-    def _read_frontier(self, growth: TreeGrowth) -> torch.Tensor:
-        """Add the frontier to the branch; [frontier, vocab_size] logits."""
-        assert self._branch is not None
-        first = self._branch.add_frontier(growth)
-        logits = self._engine.grow(self._slot, self._branch.tree, first).logits
-        assert logits is not None
-        return logits
 
 
 class StandaloneDrafter:
@@ -134,6 +119,15 @@ class StandaloneDrafter:
     def open(self, prompt: Sequence[int], max_budget: Budget) -> StandaloneSession:
         """A session with a slot of its own; the prompt is not read yet."""
         return StandaloneSession(self._engine, prompt, self._width, self.context_limit)
+
+    def compute(self, requests: Sequence[Segment]) -> list[Children]:
+        """One forward pass; none of a chunk that is only read."""
+        logits = [result.logits for result in self._engine.run(requests)]
+        wanted = [each for each in logits if each is not None]
+        if not wanted:
+            return [NO_CHILDREN] * len(requests)
+        joint = wanted[0] if len(wanted) == 1 else torch.cat(wanted)
+        return top_children(joint, self._width).split([0 if each is None else len(each) for each in logits])
 
 
 def load_standalone(settings: DraftSettings) -> StandaloneDrafter:

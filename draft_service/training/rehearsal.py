@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from draft_service.drafters.base import Budget, Drafter
+from draft_service.drafters.base import Budget, Drafter, run_alone
 from draft_service.training.answers import Answer
 from eagle_pangu.speculation.tree import TokenTree
 
@@ -28,7 +28,7 @@ class Round(NamedTuple):
     accepted: int
 
 
-def rehearse(drafter: Drafter, answer: Answer, features: NDArray[np.uint16], budget: Budget) -> list[Round]:
+def rehearse(drafter: Drafter[Any, Any], answer: Answer, features: NDArray[np.uint16], budget: Budget) -> list[Round]:
     """The rounds that a greedy answer takes.
 
     Args:
@@ -47,7 +47,7 @@ def rehearse(drafter: Drafter, answer: Answer, features: NDArray[np.uint16], bud
             end = len(prompt) + decided - 1
             session.read_features(described, features[described:end])
             described = end
-        accepted = accepted_length(session.propose(budget), response[decided:])
+        accepted = accepted_length(run_alone(drafter, session.propose(budget)), response[decided:])
         # The last token of an answer is the teacher's own, drafted or not.
         accepted = min(accepted, len(response) - decided - 1)
         rounds.append(Round(decided, accepted))

@@ -71,6 +71,7 @@ def _answer(answer: generation_pb2.GenerateResponse | generation_pb2.Answer) -> 
         "finish_reason": FINISH_REASONS.get(answer.finish_reason, "unspecified"),
         "matched_stop": answer.matched_stop,
         "seed": answer.seed if answer.HasField("seed") else None,
+        "margins": list(answer.margins),
         "logprobs": _logprobs(answer.logprobs),
         "speculation": {
             "drafter": speculation.drafter,

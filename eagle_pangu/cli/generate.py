@@ -53,10 +53,12 @@ def generate(
     allowed_token_ids: Annotated[str | None, typer.Option(help="No other ids are decided; with commas.")] = None,
     logprobs: Annotated[int | None, typer.Option(min=0, help="With --json: so many best log-probabilities.")] = None,
     prompt_logprobs: Annotated[int | None, typer.Option(min=0, help="The same for the tokens of the prompt.")] = None,
+    return_margins: Annotated[bool, typer.Option("--return-margins", help="With --json: top-2 margins.")] = False,
     n: Annotated[int | None, typer.Option(min=1, help="So many answers; seeds count up from --seed.")] = None,
     echo: Annotated[bool, typer.Option("--echo", help="Begin every answer with the text of the prompt.")] = False,
     priority: Annotated[int | None, typer.Option(help="-100 to 100; higher ones wait less; default 0.")] = None,
     stream_tokens: Annotated[bool, typer.Option("--stream-tokens", help="Print token by token.")] = False,
+    request_id: Annotated[str, typer.Option(help="For logs and traces; default: one is made.")] = "",
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of streaming.")] = False,
     server: Annotated[str, typer.Option(help="HOST:PORT of the orchestrator.")] = DEFAULT_SERVER,
     start: Annotated[bool, typer.Option("--start", help="Start the three services for this answer.")] = False,
@@ -77,8 +79,8 @@ def generate(
         options = _options(text, token_ids, raw=raw)
         if (rows is None) != (depth is None):
             raise CommandError("--rows and --depth go together")
-        if not as_json and (logprobs is not None or prompt_logprobs is not None):
-            notes.print("log-probabilities are asked for, but printed by --json alone", style="yellow")
+        if not as_json and (logprobs is not None or prompt_logprobs is not None or return_margins):
+            notes.print("log-probabilities or margins are asked for, but printed by --json alone", style="yellow")
         if stream_tokens and as_json:
             raise CommandError("--stream-tokens is of the stream, which --json does not print")
         if not start and described != services.ServiceFlags():
@@ -91,6 +93,8 @@ def generate(
         for entry in logit_bias or ():
             token_id, bias = _bias(entry)
             options.logit_bias[token_id] = bias
+            if bias and not options.logit_bias[token_id]:
+                raise CommandError(f"--logit-bias: expected ID=BIAS, BIAS 0 or not 0 in 32 bits, got {entry!r}")
     except EXPECTED as error:
         fail(error)
     scalars = {
@@ -115,6 +119,10 @@ def generate(
                 setattr(options, name, scalar)
             except ValueError as error:  # does not fit the field
                 fail(CommandError(f"--{name.replace('_', '-')}: {error}"))
+            if scalar and not getattr(options, name):  # of the field's 32 bits nothing is left
+                fail(CommandError(f"--{name.replace('_', '-')}: expected 0 or a number that is not 0 in 32 bits"))
+    options.request_id = request_id
+    options.return_margins = return_margins
     options.include_stop = include_stop
     options.echo = echo
     options.stream_tokens = stream_tokens

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import typer
 
+from eagle_pangu.cli.ablate import app as ablate
 from eagle_pangu.cli.bench import bench
 from eagle_pangu.cli.bench_numerics import bench_numerics
 from eagle_pangu.cli.bench_options import bench_options
@@ -33,6 +34,7 @@ app.command()(bench)
 app.command("bench-numerics")(bench_numerics)
 app.command("bench-options")(bench_options)
 app.command("train-draft", context_settings={**PASS_ON, "help_option_names": []})(train_draft)
+app.add_typer(ablate, name="ablate")
 app.add_typer(models, name="models")
 app.add_typer(trace, name="trace")
 

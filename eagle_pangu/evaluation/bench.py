@@ -17,7 +17,6 @@ from eagle_pangu.evaluation.machine import machine
 from eagle_pangu.evaluation.oracle import OracleThread
 from eagle_pangu.evaluation.prompts import PromptItem
 from eagle_pangu.evaluation.records import Answer, Message, TurnRecord
-from eagle_pangu.evaluation.summary import Summary
 
 TURNS_FILE = "turns.jsonl"
 SUMMARY_FILE = "summary.json"
@@ -94,9 +93,9 @@ class Bench:
         }
 
 
-def write_summary(directory: Path, summary: Summary, settings: dict[str, object]) -> Path:
+def write_summary(directory: Path, figures: dict[str, object], settings: dict[str, object]) -> Path:
     """Write summary.json: the figures, the settings that made them, the machine and versions they were measured on."""
     path = directory / SUMMARY_FILE
-    content = {**summary.to_json(), "settings": settings, **machine()}
+    content = {**figures, "settings": settings, **machine()}
     path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
     return path

@@ -11,22 +11,21 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from eagle_pangu.evaluation.asking import TEACHER_ONLY, Asker, RequestLimits
+from eagle_pangu.evaluation.asking import TEACHER_ONLY, RequestLimits
 from eagle_pangu.evaluation.bench import TURNS_FILE, Bench, write_summary
 from eagle_pangu.evaluation.oracle import OracleThread, loaded_oracle
 from eagle_pangu.evaluation.prompts import PromptItem, default_prompts, load_prompts, spread
 from eagle_pangu.evaluation.records import Numerics, TurnRecord
+from eagle_pangu.evaluation.services_under_test import ServicesUnderTest, on_services
 from eagle_pangu.evaluation.sharding import WHOLE, Shard
 from eagle_pangu.evaluation.summary import Summary, summarise
 from eagle_pangu.evaluation.trace_file import outside_models_ms, read_trace
-from eagle_pangu.serving.channels import channel
 from eagle_pangu.serving.configuration import load_settings
-from eagle_pangu.serving.settings import ServerSettings, Settings, TeacherSettings
-from eagle_pangu.serving.trio import OnState, running_trio
+from eagle_pangu.serving.settings import Settings, TeacherSettings
+from eagle_pangu.serving.trio import OnState
 from eagle_pangu.speculation.models import resolve_model
 
 TRACE_FILE = "trace.jsonl"
-LOG_DIRECTORY = "logs"
 
 OnTurn = Callable[[TurnRecord], None]
 
@@ -38,7 +37,8 @@ class RunSettings:
     output: folder of turns.jsonl, summary.json and, for launched services, trace.jsonl and logs.
     prompts: a prompt file; None: this project's own set. limit: items, spread evenly over the file; None: all.
     max_tokens: most tokens of an answer. drafter: by name; "none": teacher-only alone. rows, depth: tree budget.
-    dtype: of both models. server: HOST:PORT of a running orchestrator; None: launch. warmup: turns thrown away first.
+    dtype: of both models. batching: how sessions share the teacher's passes, by name. server: HOST:PORT of a running
+    orchestrator; None: launch. warmup: turns thrown away first.
     against_transformers: time transformers' generate in this process too. against_prompt_lookup: that, and once more
     with its prompt lookup. near_tie_margin: in logits; None: by dtype.
     """
@@ -59,11 +59,16 @@ class RunSettings:
     teacher_threads: int | None = None
     draft_threads: int | None = None
     prefill_chunk: int | None = None
+    batching: str | None = None
     server: str | None = None
     warmup: int = 1
     against_transformers: bool = False
     against_prompt_lookup: bool = False
     near_tie_margin: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.server is not None and self.batching is not None:
+            raise ValueError("batching: a server's teacher has its own; give it where that is started")
 
     def items(self) -> list[PromptItem]:
         """What to ask: the file, thinned to the limit, then to the shard.
@@ -84,6 +89,10 @@ class RunSettings:
         Raises:
             SettingsError: a value that they do not take.
         """
+        return load_settings(overrides=self.overrides())
+
+    def overrides(self) -> dict[str, dict[str, Any]]:
+        """What this run lays over file and environment: section -> field -> value."""
         limits = {
             "max_rows": _raised(self.rows, TeacherSettings().max_rows),
             "max_depth": _raised(self.depth, TeacherSettings().max_depth),
@@ -95,6 +104,7 @@ class RunSettings:
             "numerics": self.numerics,
             "threads": self.teacher_threads,
             "prefill_chunk": self.prefill_chunk,
+            "batching": self.batching,
             # A turn is asked teacher-only and with a draft in the same processes: the KV of the first would spare the
             # second its prefill, and pass for speed-up.
             "prefix_cache_tokens": 0,
@@ -109,9 +119,7 @@ class RunSettings:
         }
         trace = str((self.output / TRACE_FILE).resolve())
         orchestrator = {"port": 0, "rows": self.rows, "depth": self.depth, "trace": trace}
-        return load_settings(
-            overrides={"teacher": _given(teacher), "draft": _given(draft), "orchestrator": _given(orchestrator)}
-        )
+        return {"teacher": _given(teacher), "draft": _given(draft), "orchestrator": _given(orchestrator)}
 
     def to_json(self) -> dict[str, Any]:
         """For summary.json."""
@@ -139,30 +147,30 @@ async def run(
     settings.output.mkdir(parents=True, exist_ok=True)
     trace = settings.output / TRACE_FILE
     trace.unlink(missing_ok=True)  # the orchestrator appends
-    if settings.server is not None:
-        numerics, records = await _ask(settings, settings.server, items, services, on_turn)
-    else:
-        for model in filter(None, (services.teacher.model, services.draft.model)):
-            resolve_model(model)  # before a process dies of it
-        logs = settings.output / LOG_DIRECTORY
-        async with running_trio(services, log_directory=logs, on_state=on_state) as trio:
-            numerics, records = await trio.unless_died(_ask(settings, trio.target, items, services, on_turn))
+
+    async def ask(under_test: ServicesUnderTest) -> tuple[Numerics, list[TurnRecord]]:
+        return await _ask(settings, under_test, items, services, on_turn)
+
+    numerics, records = await on_services(services, settings.server, settings.output, ask, on_state)
     summary = summarise(
         records, numerics, near_tie=settings.near_tie_margin, outside_models_ms=_outside_models_ms(trace, records)
     )
     launched = None if settings.server else services.model_dump(mode="json")
-    write_summary(settings.output, summary, {**settings.to_json(), "services": launched})
+    write_summary(settings.output, summary.to_json(), {**settings.to_json(), "services": launched})
     return summary
 
 
 async def _ask(
-    settings: RunSettings, target: str, items: Sequence[PromptItem], services: Settings, on_turn: OnTurn
+    settings: RunSettings,
+    under_test: ServicesUnderTest,
+    items: Sequence[PromptItem],
+    services: Settings,
+    on_turn: OnTurn,
 ) -> tuple[Numerics, list[TurnRecord]]:
     async with AsyncExitStack() as stack:
-        connection = await stack.enter_async_context(channel(target, ServerSettings()))
         limits = RequestLimits(settings.max_tokens, services.orchestrator.rows, services.orchestrator.depth)
-        asker = Asker(connection, limits)
-        numerics = await asker.numerics()
+        asker, _ = await stack.enter_async_context(under_test.connected(limits))
+        numerics = (await asker.teacher()).numerics
         oracle: OracleThread | None = None
         if settings.against_transformers or settings.against_prompt_lookup:
             directory, threads = resolve_model(services.teacher.model), services.teacher.threads

@@ -11,17 +11,16 @@ from dataclasses import asdict, dataclass
 
 import numpy as np
 
+from eagle_pangu.evaluation.exactness import divergences_of, not_exact, without_draft
 from eagle_pangu.evaluation.records import (
     Answer,
     Divergence,
     Numerics,
     TurnRecord,
-    first_divergence,
     near_tie_margin,
     same,
 )
 
-MOST_FALLBACKS = 0.1  # of the rounds
 PARTS = ("draft", "wire", "queue", "teacher", "commit", "orchestrator")
 
 
@@ -116,8 +115,8 @@ def summarise(
     ]
     exact = [record.exact for record in records if record.exact is not None]
     oracle_exact = [record.transformers_exact for record in records if record.transformers_exact is not None]
-    divergences = _divergences(records, [record.speculative for record in records], tie)
-    oracle_divergences = _divergences(records, [record.transformers for record in records], tie)
+    divergences = divergences_of(records, [record.speculative for record in records], tie)
+    oracle_divergences = divergences_of(records, [record.transformers for record in records], tie)
     rounds = sum(answer.rounds for answer in answers)
     oracle_rate = _tokens_per_second(oracle) if oracle else None
     alone_rate = _tokens_per_second(alone)
@@ -167,19 +166,7 @@ def _failures(
     oracle_divergences: Sequence[Divergence],
 ) -> list[str]:
     """Exactness (DESIGN §7), a draft that was there to be exact with, and in float32, where it is one, the oracle."""
-    failures = [
-        f"{d.id} turn {d.turn}: token {d.position} is {d.token},"
-        f" teacher-only {d.teacher_only_token} (margin {d.margin})"
-        for d in divergences
-        if numerics.must_be_exact or not d.near_tie
-    ]
-    rounds = sum(record.answer.rounds for record in records)
-    fallbacks = sum(record.answer.fallback_rounds for record in records)
-    if fallbacks > MOST_FALLBACKS * rounds:
-        reasons = sorted({reason for record in records for reason in record.answer.fallback_reasons})
-        failures.append(
-            f"{fallbacks} of {rounds} rounds had no draft ({', '.join(reasons)}): neither ids nor speed tell much of it"
-        )
+    failures = [*not_exact(divergences, numerics), *without_draft([record.answer for record in records])]
     if numerics.dtype == "float32":
         failures += [
             f"{d.id} turn {d.turn}: token {d.position} is {d.token} in transformers' generate,"
@@ -193,17 +180,6 @@ def _failures(
         if record.transformers and record.transformers.prompt_tokens != record.teacher_only.prompt_tokens
     ]
     return failures
-
-
-def _divergences(
-    records: Sequence[TurnRecord], others: Sequence[Answer | None], near_tie: float
-) -> tuple[Divergence, ...]:
-    found = (
-        first_divergence(record, other, near_tie)
-        for record, other in zip(records, others, strict=True)
-        if other is not None
-    )
-    return tuple(divergence for divergence in found if divergence is not None)
 
 
 def _round_ms(answers: Sequence[Answer]) -> dict[str, float]:

@@ -1,4 +1,4 @@
-"""Reads a trace: the lines that the orchestrator wrote, by answer. Schema ``eagle_pangu.trace/3``.
+"""Reads a trace: the lines that the orchestrator wrote, by answer. Schema ``eagle_pangu.trace/4``.
 
 The orchestrator's own trace module documents every field; the names here are the same. Fields that this reader does not
 know are passed over, so a trace may grow.
@@ -24,7 +24,7 @@ class TraceError(ValueError):
 class _Line(BaseModel):
     model_config = ConfigDict(frozen=True, extra="ignore", strict=True)
 
-    schema_name: Literal["eagle_pangu.trace/3"] = Field(alias="schema")
+    schema_name: Literal["eagle_pangu.trace/4"] = Field(alias="schema")
     request_id: str
     answer: int
     epoch: int
@@ -43,6 +43,14 @@ class TracedTree(BaseModel):
     token_ids: tuple[int, ...] = Field(min_length=1)
     parents: tuple[int, ...]
     scores: tuple[float, ...] | None
+
+
+class TracedBatch(BaseModel):
+    """The teacher's pass: sessions in it, rows of all of them, and its time that moving KV took, in microseconds."""
+
+    sessions: int
+    rows: int
+    realign_us: int
 
 
 class OpenLine(_Line):
@@ -69,7 +77,9 @@ class RoundLine(_Line):
     kept: int
     commit: int
     fallback: str | None
+    load_limited: bool
     reopened: bool
+    batch: TracedBatch
     times_us: dict[str, int]
 
     @property
@@ -95,6 +105,7 @@ class EndLine(_Line):
     accepted: int
     fallback_rounds: int
     fallback_reasons: tuple[str, ...]
+    load_limited_rounds: int
 
 
 AnyLine = Annotated[OpenLine | RoundLine | EndLine, Field(discriminator="event")]

@@ -89,7 +89,11 @@ class Front:
         return JSONResponse(self._described(info))
 
     async def health(self, request: Request) -> Response:
-        """GET /health: 200 while the orchestrator is serving, else 503."""
+        """GET /health: 200 while the orchestrator is serving, else 503; what a readiness probe asks.
+
+        An orchestrator that has lost its teacher is still serving: its requests wait for another one, as long as they
+        may. For liveness the port is enough: a front is not mended by a restart when its orchestrator is away.
+        """
         if await is_serving(self._health, GENERATION_SERVICE):
             return JSONResponse({"status": "serving"})
         raise ApiError(503, "the orchestrator is not serving", type="server_error", code="unavailable")

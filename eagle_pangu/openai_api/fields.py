@@ -10,6 +10,8 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, Field, PlainValidator
 
 UINT32 = 2**32
+LOST_IN_FLOAT32 = 2.0**-150
+"""Whatever is this small is 0 as a float of 32 bits."""
 
 
 def _read_prompt(value: Any) -> str | list[int]:
@@ -49,6 +51,13 @@ def _are_ids(value: Any) -> bool:
     return all(type(item) is int and 0 <= item < UINT32 for item in value)  # a bool is an int to isinstance
 
 
+def _check_not_lost(value: float) -> float:
+    """The contract has 32 bits a number: what would become 0 there is no 0, which often means "off"."""
+    if 0 < abs(value) <= LOST_IN_FLOAT32:
+        raise ValueError("expected 0 or a number that is not 0 in 32 bits")
+    return value
+
+
 def _check_id_text(value: str) -> str:
     if value.isascii() and value.isdigit() and str(int(value)) == value and int(value) < UINT32:
         return value
@@ -61,6 +70,7 @@ Stop = Annotated[list[str], PlainValidator(_read_stop)]
 Content = Annotated[str, PlainValidator(_read_content)]
 Count = Annotated[int, Field(ge=0, lt=UINT32)]
 """Also a token id: whatever a uint32 of the contract holds. The ranges proper are the orchestrator's to check."""
+Number = Annotated[float, AfterValidator(_check_not_lost)]
 Seed = Annotated[int, Field(ge=0, lt=2**64)]
 Priority = Annotated[int, Field(ge=-(2**31), lt=2**31)]
 TokenIdText = Annotated[str, Field(max_length=10), AfterValidator(_check_id_text)]

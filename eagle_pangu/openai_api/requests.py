@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from pydantic_core import PydanticCustomError
 
 from eagle_pangu.openai_api.errors import ApiError, refusal_of
-from eagle_pangu.openai_api.fields import Content, Count, Priority, Prompt, Seed, Stop, TokenIdText
+from eagle_pangu.openai_api.fields import Content, Count, Number, Priority, Prompt, Seed, Stop, TokenIdText
 
 AnyFields = TypeVar("AnyFields", bound="GenerationFields")
 
@@ -37,21 +37,21 @@ class GenerationFields(Fields):
 
     model: str
     max_tokens: Count | None = None
-    temperature: float | None = None
-    top_p: float | None = None
+    temperature: Number | None = None
+    top_p: Number | None = None
     n: Count | None = None
     stop: Stop = []
     seed: Seed | None = None
-    frequency_penalty: float | None = None
-    presence_penalty: float | None = None
-    logit_bias: dict[TokenIdText, float] | None = None
+    frequency_penalty: Number | None = None
+    presence_penalty: Number | None = None
+    logit_bias: dict[TokenIdText, Number] | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     user: str | None = None
 
     top_k: Count | None = None
-    min_p: float | None = None
-    repetition_penalty: float | None = None
+    min_p: Number | None = None
+    repetition_penalty: Number | None = None
     min_tokens: Count | None = None
     stop_token_ids: list[Count] | None = None
     ignore_eos: bool | None = None
@@ -69,8 +69,9 @@ class GenerationFields(Fields):
 
     @model_validator(mode="after")
     def _stream_options_are_of_a_stream(self) -> Self:
-        if self.stream_options is not None and not self.stream:
-            raise _refused("stream_options", "expected only together with stream: true")
+        for name in ("stream_options", "stream_tokens"):
+            if getattr(self, name) and not self.stream:
+                raise _refused(name, "expected only together with stream: true")
         return self
 
 

@@ -16,6 +16,7 @@ Device = Literal["cpu", "cuda"]
 DTypeChoice = Literal["auto", "float32", "bfloat16", "float16"]
 NumericsChoice = Literal["auto", "bitwise", "free"]
 Mode = Literal["reference", "performance"]
+BatchingName = Literal["ragged", "eqspec", "exspec"]
 DrafterName = Literal["ngram", "standalone", "eagle3", "hybrid", "none"]
 SectionName = Literal["teacher", "draft", "orchestrator", "http"]
 Port = Annotated[int, Field(ge=0, le=65535)]
@@ -85,6 +86,27 @@ class TeacherSettings(ServerSettings, ModelSettings):
     slot_capacity: int = Field(
         default=4096, ge=16, description="Tokens that one slot holds, speculative rows included."
     )
+    kv_tokens: int = Field(
+        default=0,
+        ge=0,
+        le=2**40,
+        description="Tokens of KV that all sessions together may hold; a session counts for its prompt, its longest "
+        "answer and its largest tree. 0: slots times slot_capacity.",
+    )
+    batching: BatchingName = Field(
+        default="ragged",
+        description="How sessions share a forward pass: ragged, or eqspec and exspec, which are there for comparison.",
+    )
+    step_rows: int = Field(
+        default=256, ge=1, le=2**16, description="Most rows of one forward pass; one session's tree may be larger."
+    )
+    group_size: int = Field(default=8, ge=1, le=1024, description="Most sessions of a pass of eqspec and exspec.")
+    window: int = Field(
+        default=48, ge=1, le=1024, description="Waiting sessions that exspec looks at for a group of equal length."
+    )
+    advise_rows: bool = Field(
+        default=True, description="Advise sessions to draft fewer rows while so many share the model that fewer pay."
+    )
     queue_limit: int = Field(
         default=64, ge=0, description="Sessions that may wait for a slot; past it RESOURCE_EXHAUSTED."
     )
@@ -93,7 +115,7 @@ class TeacherSettings(ServerSettings, ModelSettings):
         default=300, gt=0, description="Longest wait for a session's next message; past it the session ends."
     )
     prefill_chunk: int = Field(
-        default=256, ge=1, description="Prompt tokens in one forward pass; other sessions run between."
+        default=256, ge=1, description="Most prompt tokens in one forward pass, those of all sessions together."
     )
     prefix_cache_tokens: int = Field(
         default=8192,
@@ -114,6 +136,20 @@ class TeacherSettings(ServerSettings, ModelSettings):
         if not value:
             raise ValueError("expected the name of a pulled model or a transformers directory")
         return value
+
+    @model_validator(mode="after")
+    def _kv_holds_a_slot(self) -> Self:
+        if 0 < self.kv_tokens < self.slot_capacity:
+            raise ValueError(
+                f"kv_tokens: expected 0, or at least slot_capacity ({self.slot_capacity}), got {self.kv_tokens}"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _window_holds_a_group(self) -> Self:
+        if self.batching == "exspec" and self.window < self.group_size:
+            raise ValueError(f"window: expected at least group_size ({self.group_size}), got {self.window}")
+        return self
 
 
 class DraftSettings(ServerSettings, ModelSettings):

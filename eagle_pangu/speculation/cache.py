@@ -1,17 +1,16 @@
 """The branchable KV cache: one slot per session, a committed prefix and at most one speculative branch (DESIGN §4).
 
-A `transformers.Cache`, so that unmodified model code writes into it. It moves KV and counts tokens; it knows no tree
-rule and no attention.
+It moves KV and counts tokens; it knows no tree rule and no attention. Unmodified model code writes into the slots of a
+pass through the `transformers.Cache` of its layout.
 """
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple
 
 import torch
-from transformers.cache_utils import Cache, CacheLayerMixin
+from transformers.cache_utils import CacheLayerMixin
 
 from eagle_pangu.speculation.plan import BLOCK
 
@@ -57,37 +56,30 @@ def _by_layer(keys: torch.Tensor, values: torch.Tensor) -> list[tuple[torch.Tens
     return list(zip(keys[:, None].unbind(), values[:, None].unbind(), strict=True))
 
 
-class _SlotLayer(CacheLayerMixin):  # type: ignore[misc]  # transformers is untyped
-    """What transformers asks a layer of the cache for; the slot itself does the writing."""
+class SlotLayer(CacheLayerMixin):  # type: ignore[misc]  # transformers is untyped
+    """What transformers asks a layer of a cache for, where the caller gives positions and mask itself: nothing."""
 
     is_compileable = False
     is_sliding = False
-
-    def __init__(self, slot: Slot) -> None:
-        super().__init__()
-        # Weak, so that the KV is freed when the session lets go of its slot, not when a collector comes round.
-        self._slot = weakref.ref(slot)
 
     def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
         """Nothing to do: storage exists from the start."""
 
     def update(self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-        """Never reached: `Slot.update` serves every layer."""
+        """Never reached: the cache itself serves every layer."""
         raise NotImplementedError
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
         """Length and offset of the keys; only read when transformers builds a mask itself, which we forbid."""
-        return self.get_seq_length() + query_length, 0
+        return query_length, 0
 
     def get_seq_length(self) -> int:
-        """Columns written."""
-        slot = self._slot()
-        return slot.written if slot else 0
+        """Columns written; only read for positions, which are given."""
+        return 0
 
     def get_max_length(self) -> int:
-        """Capacity in columns."""
-        slot = self._slot()
-        return slot.capacity if slot else 0
+        """Capacity in columns; of no use where each session has its own."""
+        return 0
 
 
 class KeptColumns:
@@ -105,7 +97,7 @@ class KeptColumns:
         self._main.copy_from(slot._main, slot.committed_length)
 
 
-class Slot(Cache):  # type: ignore[misc]  # transformers is untyped
+class Slot:
     """The KV of one session.
 
     Attributes:
@@ -122,8 +114,7 @@ class Slot(Cache):  # type: ignore[misc]  # transformers is untyped
         self._branch_kind = branch
         self._main = _Storage(shape, self.capacity)
         self._branch = self._main
-        self._targets = self._main.by_layer  # what `update` writes to: set by `begin`, for all layers at once
-        super().__init__(layers=[_SlotLayer(self) for _ in range(shape.layers)])
+        self._targets = self._main.by_layer  # what `write` fills: set by `begin`, for all layers at once
 
     @property
     def written(self) -> int:
@@ -146,18 +137,20 @@ class Slot(Cache):  # type: ignore[misc]  # transformers is untyped
         new = slice(self.committed_length + first_row, self.written)
         self._targets = _by_layer(self._branch.keys[:, :, new], self._branch.values[:, :, new])
 
-    def update(
-        self, key_states: torch.Tensor, value_states: torch.Tensor, layer_idx: int, *args: Any, **kwargs: Any
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Write [1, kv_heads, rows, head_dim] of one layer at the place announced by `begin`.
+    def write(self, layer: int, keys: torch.Tensor, values: torch.Tensor) -> None:
+        """Take K and V of one layer, [1, kv_heads, rows, head_dim], at the place announced by `begin`."""
+        own_keys, own_values = self._targets[layer]
+        own_keys.copy_(keys)
+        own_values.copy_(values)
 
-        Returns:
-            The layer's whole K and V, [1, kv_heads, capacity, head_dim]; the plan says which columns count.
-        """
-        keys, values = self._targets[layer_idx]
-        keys.copy_(key_states)
-        values.copy_(value_states)
-        return self._branch.by_layer[layer_idx]
+    def columns(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """K and V of one layer, [1, kv_heads, capacity, head_dim]; the plan says which columns count."""
+        return self._branch.by_layer[layer]
+
+    def committed(self, start: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
+        """K and V of the committed tokens from `start` on, [layers, kv_heads, tokens, head_dim] each; views."""
+        columns = slice(start, self.committed_length)
+        return self._main.keys[:, :, columns], self._main.values[:, :, columns]
 
     def commit(self, rows: Sequence[int]) -> None:
         """Make the root and the accepted `rows` (path order, root left out) final, and drop the rest of the branch.

@@ -5,7 +5,7 @@ Blocking, one thread at a time. It knows tensors, trees and slots; no session, n
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import Any, Literal, NamedTuple
 
@@ -16,7 +16,7 @@ from torch.utils.hooks import RemovableHandle
 
 from eagle_pangu.speculation.attention import AttentionKernel
 from eagle_pangu.speculation.attention.kernels import bitwise_kernel, eager_kernel, fused_kernel
-from eagle_pangu.speculation.cache import Branch, CacheShape, Slot
+from eagle_pangu.speculation.cache import Branch, CacheShape, Slot, SlotLayer
 from eagle_pangu.speculation.checkpoints import Checkpoint
 from eagle_pangu.speculation.devices import Device
 from eagle_pangu.speculation.index_guard import IndexGuard
@@ -26,8 +26,11 @@ from eagle_pangu.speculation.invariance import (
     check_softmax,
     install_linears,
 )
+from eagle_pangu.speculation.layouts import Layout
+from eagle_pangu.speculation.layouts.ragged import RaggedLayout
 from eagle_pangu.speculation.norms import fuse_norms
 from eagle_pangu.speculation.plan import BLOCK, ForwardPlan
+from eagle_pangu.speculation.segment import Segment, known_tokens
 from eagle_pangu.speculation.tree import TokenTree
 
 Mode = Literal["reference", "performance"]
@@ -47,13 +50,19 @@ class Numerics(NamedTuple):
     degraded_reason: str
 
 
-class ForwardResult(NamedTuple):
-    """What one pass gives.
+Arrange = Callable[[Sequence[Segment], Sequence[ForwardPlan]], Layout]
+"""Segments, their branches begun, and the plan of each -> how they lie in the pass."""
 
-    logits: [rows, vocab_size] in the model's dtype, or None when not asked for.
-    features: [rows, 3 * hidden] bfloat16 hidden states at the entries of layers 2, L // 2 and L - 3, or None.
+
+class ForwardResult(NamedTuple):
+    """What one pass gives for a segment.
+
+    rows: computed. logits: [rows, vocab_size] in the model's dtype from the first row that they were wanted of, or None
+    when not asked for. features: [rows, 3 * hidden] bfloat16 hidden states at the entries of layers 2, L // 2 and
+    L - 3, or None.
     """
 
+    rows: int
     logits: torch.Tensor | None
     features: torch.Tensor | None
 
@@ -113,6 +122,7 @@ class Engine:
                 self._degrade(error)
         if self.numerics.policy == "free":
             install_linears(self._model, device, bitwise=False, **rows)
+        self._cache_layers = [SlotLayer() for _ in range(self._layers)]
         self._taps = _FeatureTaps(self._model.base_model.layers)
 
     def _adopt(self, policy: Literal["bitwise", "free"], mode: Mode, degraded_reason: str) -> None:
@@ -141,45 +151,33 @@ class Engine:
         """A fresh slot of `capacity` tokens, at most (and by default) the engine's slot capacity."""
         return Slot(self.cache_shape, min(capacity or self.slot_capacity, self.slot_capacity), self._branch)
 
-    def prefill(
-        self,
-        slot: Slot,
-        token_ids: NDArray[np.int64],
-        *,
-        want_logits: bool,
-        want_features: bool = False,
-        every_row: bool = False,
-    ) -> ForwardResult:
-        """Append and commit one chunk of known tokens.
+    def run(self, segments: Sequence[Segment], arrange: Arrange | None = None) -> list[ForwardResult]:
+        """One pass over the rows of several sessions; what is `final` is committed.
 
         Args:
-            slot: without a branch; any branch is dropped.
-            token_ids: [n] int64, n >= 1.
-            want_logits: compute the logits of the last token: [1, vocab_size].
-            want_features: [n, 3 * hidden].
-            every_row: where logits are wanted, those of every token: [n, vocab_size].
-        """
-        slot.abort()
-        chain = TokenTree(token_ids, np.maximum(np.arange(len(token_ids)) - 1, 0))
-        first_logits = 0 if every_row else len(token_ids) - 1
-        result = self._forward(slot, chain, 0, logits_from=first_logits if want_logits else None, taps=want_features)
-        slot.commit_all()
-        return result
-
-    def verify(self, slot: Slot, tree: TokenTree, *, want_features: bool = False) -> ForwardResult:
-        """One pass over a whole tree at the slot's committed length; replaces any earlier branch.
+            segments: >= 1, each of another slot.
+            arrange: how their rows lie in the pass; one after the other when not given.
 
         Returns:
-            logits [rows, vocab_size] and, when asked for, features [rows, 3 * hidden], by tree row.
+            Of each segment, in order.
         """
         if self.numerics.mode == "reference":
-            tree.validate(vocab_size=self.checkpoint.vocab_size, max_rows=self.max_rows, max_depth=tree.rows)
-        slot.abort()
-        return self._forward(slot, tree, 0, logits_from=0, taps=want_features)
+            for segment in segments:
+                tree = segment.tree
+                tree.validate(vocab_size=self.checkpoint.vocab_size, max_rows=tree.rows, max_depth=tree.rows)
+        results = self._forward(segments, arrange or self._ragged)
+        for segment in segments:
+            if segment.final:
+                segment.slot.commit_all()
+        return results
 
-    def grow(self, slot: Slot, tree: TokenTree, from_row: int) -> ForwardResult:
-        """One pass over rows ``from_row ...`` of a tree whose earlier rows are the slot's branch already."""
-        return self._forward(slot, tree, from_row, logits_from=0, taps=False)
+    def prefill(self, slot: Slot, token_ids: NDArray[np.int64], *, want_logits: bool, **wants: bool) -> ForwardResult:
+        """Append and commit one chunk of known tokens of one session; see `known_tokens`."""
+        return self.run([known_tokens(slot, token_ids, want_logits=want_logits, **wants)])[0]
+
+    def verify(self, slot: Slot, tree: TokenTree, *, want_features: bool = False) -> ForwardResult:
+        """A whole tree of one session, at the slot's committed length; replaces any earlier branch."""
+        return self.run([Segment(slot, tree, want_features=want_features)])[0]
 
     def commit(self, slot: Slot, rows: Sequence[int]) -> None:
         """Make the root and the accepted rows (path order, root left out) final."""
@@ -192,19 +190,21 @@ class Engine:
     def warm_up(self) -> None:
         """Run the shapes that serving runs, so that no request pays for first-use work.
 
-        Under `bitwise` this is also the self-test: one tree is compared, bit by bit, with one-by-one decoding. Where it
-        fails the policy becomes `free`, unless `bitwise` was asked for.
+        Under `bitwise` this is also the self-test: one tree, verified beside another session's, is compared, bit by
+        bit, with one-by-one decoding. Where it fails the policy becomes `free`, unless `bitwise` was asked for.
 
         Raises:
             NoInvarianceError: the self-test failed, and `bitwise` was asked for.
         """
-        slot = self.open_slot()
+        slot, other = self.open_slot(), self.open_slot()
         tree = TokenTree.build([1, 2, 3, 4, 5, 6, 7], [0, 0, 0, 1, 3, 2, 4])
         tree = TokenTree(tree.token_ids % self.checkpoint.vocab_size, tree.parents)
         length = min(BLOCK + 3, self.chunk, slot.capacity - tree.rows)
         prompt = np.arange(length, dtype=np.int64) % self.checkpoint.vocab_size
         self.prefill(slot, prompt, want_logits=True, want_features=True)
-        together = self.verify(slot, tree).logits
+        self.prefill(other, prompt[:1], want_logits=True)
+        self.verify(slot, tree)
+        together = self.run([Segment(other, tree), Segment(slot, tree)])[1].logits
         assert together is not None
         if self.numerics.policy != "bitwise":
             return
@@ -218,30 +218,65 @@ class Engine:
                 self._degrade(NoInvarianceError(f"self-test: row {row} of a tree differs from one-by-one decoding"))
                 return
 
-    def _forward(
-        self, slot: Slot, tree: TokenTree, first_row: int, *, logits_from: int | None, taps: bool
-    ) -> ForwardResult:
-        plan = ForwardPlan(tree, slot.committed_length, first_row, self._group, self.device.torch_device)
-        slot.begin(first_row, tree.rows)
+    def _forward(self, segments: Sequence[Segment], arrange: Arrange) -> list[ForwardResult]:
+        for segment in segments:
+            if segment.first_row == 0:
+                segment.slot.abort()
+        plans = [self._plan(segment) for segment in segments]
+        for segment in segments:
+            segment.slot.begin(segment.first_row, segment.tree.rows)
+        want_features = any(segment.want_features for segment in segments)
         checks = IndexGuard() if self.numerics.mode == "reference" else nullcontext()
-        with torch.inference_mode(), checks, self._taps.recording(taps) as features:
-            if self.numerics.policy == "bitwise" and plan.is_chain:
-                slot.clear_values(plan.columns, plan.full_columns + plan.tail_columns)
-            arguments = {
-                "input_ids": plan.input_ids,
-                "position_ids": plan.position_ids,
-                "cache": slot,
-                "use_cache": True,
-                "plan": plan,
-                "kernel": self._kernel,
-            }
-            if logits_from is None:
-                self._model.base_model(**arguments)
-                logits = None
-            else:
-                output = self._model(logits_to_keep=plan.rows - logits_from, **arguments)
-                logits = output.logits[0, :, : self.checkpoint.vocab_size]
-        return ForwardResult(logits, torch.cat(features, dim=-1) if taps else None)
+        with torch.inference_mode(), checks, self._taps.recording(want_features) as taps:
+            if self.numerics.policy == "bitwise":
+                for segment, plan in zip(segments, plans, strict=True):
+                    if plan.is_chain:
+                        segment.slot.clear_values(plan.columns, plan.full_columns + plan.tail_columns)
+            layout = arrange(segments, plans)
+            wanted = map(_logits_rows, layout.first_rows, segments)
+            logits = self._logits(layout, list(wanted))
+        features = torch.cat(taps, dim=-1) if want_features else None
+        results = []
+        for segment, first, own_logits in zip(segments, layout.first_rows, logits, strict=True):
+            own_features = None
+            if segment.want_features and features is not None:
+                own_features = features[first : first + segment.rows]
+            results.append(ForwardResult(segment.rows, own_logits, own_features))
+        return results
+
+    def _logits(self, layout: Layout, wanted: Sequence[range]) -> list[torch.Tensor | None]:
+        """Run the model; [rows, vocab_size] for each of the given ranges of the pass's rows, None for an empty one."""
+        arguments = {
+            "input_ids": layout.input_ids,
+            "position_ids": layout.position_ids,
+            "cache": layout.cache,
+            "use_cache": True,
+            "layout": layout,
+        }
+        rows = [row for each in wanted for row in each]
+        if not rows:
+            self._model.base_model(**arguments)
+            return [None] * len(wanted)
+        batch, length = layout.input_ids.shape
+        keep: int | torch.Tensor = 0  # all
+        if batch == 1:
+            keep = length - rows[0]
+            if len(rows) != keep:
+                keep = torch.tensor(rows, device=self.device.torch_device)
+        output = self._model(logits_to_keep=keep, **arguments).logits[..., : self.checkpoint.vocab_size].flatten(0, 1)
+        if batch == 1:
+            parts = output.split([len(each) for each in wanted])
+        else:
+            parts = tuple(output[each.start : each.stop] for each in wanted)
+        return [part if each else None for each, part in zip(wanted, parts, strict=True)]
+
+    def _plan(self, segment: Segment) -> ForwardPlan:
+        return ForwardPlan(
+            segment.tree, segment.slot.committed_length, segment.first_row, self._group, self.device.torch_device
+        )
+
+    def _ragged(self, segments: Sequence[Segment], plans: Sequence[ForwardPlan]) -> Layout:
+        return RaggedLayout(self._cache_layers, [segment.slot for segment in segments], plans, self._kernel)
 
 
 def feature_layers(layers: int) -> tuple[int, int, int]:
@@ -251,6 +286,13 @@ def feature_layers(layers: int) -> tuple[int, int, int]:
     """
     low, middle, high = (min(max(index, 0), layers - 1) for index in (2, layers // 2, layers - 3))
     return low, middle, high
+
+
+def _logits_rows(first: int, segment: Segment) -> range:
+    """Of a segment whose rows begin at `first` among those of the pass, the rows whose logits are wanted."""
+    end = first + segment.rows
+    start = end if segment.logits_from is None else first + max(0, segment.logits_from - segment.first_row)
+    return range(start, end)
 
 
 class _FeatureTaps:
@@ -280,6 +322,6 @@ class _FeatureTaps:
     def _hook(self, index: int, seen: dict[int, torch.Tensor]) -> RemovableHandle:
         def record(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
             hidden = args[0] if args else kwargs["hidden_states"]
-            seen[index] = hidden[0].to(torch.bfloat16)
+            seen[index] = hidden.flatten(0, 1).to(torch.bfloat16)
 
         return self._layers[index].register_forward_pre_hook(record, with_kwargs=True)

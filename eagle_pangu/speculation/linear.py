@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
+from typing import Protocol, runtime_checkable
 
 import torch
 import torch.nn.functional as F
@@ -16,6 +17,20 @@ from torch import nn
 
 LinearKernel = Callable[[torch.Tensor], torch.Tensor]
 """[..., in_features] -> [..., out_features], same dtype; the leading dimensions multiply to the row count."""
+
+
+@runtime_checkable
+class RoundingKernel(Protocol):
+    """A `LinearKernel` that rounds what it computed in a wider dtype."""
+
+    def __call__(self, rows: torch.Tensor) -> torch.Tensor:
+        """As a `LinearKernel`."""
+        ...
+
+    def unrounded(self, rows: torch.Tensor) -> torch.Tensor:
+        """The same before rounding, in the wider dtype; for a row count at which nothing wider is computed, that."""
+        ...
+
 
 PROBED_ROWS = (*range(1, 18), 20, 24, 28, 32, 33, 40, 48, 56, 64, 65, *range(72, 257, 8))
 """Row counts that the probe tries. Only counts that were tried are ever used, so nothing is extrapolated."""
@@ -87,12 +102,18 @@ def probe_row_counts(
     """The tried row counts, at most `largest`, that give every row the same bits as `REFERENCE_ROWS` rows do.
 
     Kernels are chosen by shape and thread count, never by value, so random rows speak for all
-    (`numerics` measurements: row position never mattered at a fixed count).
+    (`numerics` measurements: row position never mattered at a fixed count). Rounding would hide most differences from
+    the probe, and not from every row of a model.
     """
+    if isinstance(kernel, RoundingKernel):
+        kernel = kernel.unrounded
     generator = torch.Generator().manual_seed(0)
     rows = torch.randn(PROBED_ROWS[-1], in_features, generator=generator).to(device=device, dtype=dtype)
     blocks = [kernel(block) for block in torch.split(rows, REFERENCE_ROWS)]
     reference = torch.cat(blocks)
-    return tuple(
-        count for count in PROBED_ROWS if count <= largest and torch.equal(kernel(rows[:count]), reference[:count])
-    )
+
+    def agrees(count: int) -> bool:
+        products = kernel(rows[:count])
+        return products.dtype == reference.dtype and torch.equal(products, reference[:count])
+
+    return tuple(count for count in PROBED_ROWS if count <= largest and agrees(count))

@@ -6,22 +6,21 @@ the tree that it was computed in, so a drafted token is accepted when it is the 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from functools import partial
-from typing import NamedTuple, TypeVar
+from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from numpy.typing import NDArray
 
+from eagle_pangu.speculation.draw import Drawn, draw
 from eagle_pangu.speculation.history import Histories
-from eagle_pangu.speculation.noise import from_words, gumbel, words
+from eagle_pangu.speculation.noise import words
 from eagle_pangu.speculation.parameters import SamplingParameters
-from eagle_pangu.speculation.processors import Likely, best_tokens, best_values, likely, process
+from eagle_pangu.speculation.processors import process
 from eagle_pangu.speculation.tree import TokenTree
-
-T = TypeVar("T")
+from eagle_pangu.speculation.truncation import likely
 
 
 class Choice(NamedTuple):
@@ -75,9 +74,7 @@ class Sampler:
         self._parameters = parameters
         self._committed = np.asarray(prompt_token_ids, dtype=np.int64)
         self._answer_start = answer_start
-        # By position, those of the last call: the next one overlaps it. Of the two one alone is used.
-        self._words: dict[int, NDArray[np.uint64]] = {}  # [vocab]
-        self._noise: dict[int, torch.Tensor] = {}  # [vocab] float32
+        self._words: dict[int, NDArray[np.uint64]] = {}  # by position, [vocab]: of the last call, the next one overlaps
 
     @property
     def committed(self) -> NDArray[np.int64]:
@@ -113,40 +110,25 @@ class Sampler:
         if parameters.is_greedy:
             return greedy(scores)
         scores /= parameters.temperature  # a copy already
-        positions = histories.positions.tolist()
-        # Which of the two is the parameters' matter and never the rows', so a row's bits do not depend on its company.
-        if parameters.truncates:
-            return self._draw_likely(likely(scores, parameters), positions, scores.shape[1])
-        self._noise = _held(self._noise, positions, partial(self._noise_at, scores))
-        for row, position in zip(scores, positions, strict=True):
-            row += self._noise[position]  # a view: this writes scores
-        return greedy(scores)
+        return self._drawn(scores.cpu().numpy(), histories.positions.tolist())
 
-    def _noise_at(self, scores: torch.Tensor, position: int) -> torch.Tensor:
-        return torch.from_numpy(gumbel(self._parameters.seed, position, scores.shape[1])).to(scores.device)
+    def _drawn(self, scores: NDArray[np.float32], positions: Sequence[int]) -> Choice:
+        """On the host, where the noise is made: [rows, vocab] scores, and the positions that are decided after them."""
+        held, vocab_size = self._words, scores.shape[1]
+        self._words = {
+            each: held[each] if each in held else words(self._parameters.seed, each, vocab_size)
+            for each in set(positions)
+        }
+        drawn = [self._draw(row, self._words[each]) for row, each in zip(scores, positions, strict=True)]
+        token_ids, margins = zip(*drawn, strict=True)
+        return Choice(np.array(token_ids, dtype=np.int64), np.array(margins, dtype=np.float32))
 
-    def _draw_likely(self, left: Likely, positions: Sequence[int], vocab_size: int) -> Choice:
-        """Each row's best token by score plus noise, of those that are left."""
-        self._words = _held(self._words, positions, lambda each: words(self._parameters.seed, each, vocab_size))
-        counts = torch.bincount(left.rows, minlength=len(positions))
-        starts = counts.cumsum(0) - counts
-        token_ids = left.token_ids.cpu().numpy()
-        # Row by row: what NumPy makes of a value might depend on the values beside it.
-        noise = [
-            from_words(self._words[position][own])
-            for position, own in zip(positions, np.split(token_ids, starts[1:].cpu().numpy()), strict=True)
-        ]
-        perturbed = left.values + torch.from_numpy(np.concatenate(noise)).to(left.values.device)
-        table = perturbed.new_full((len(positions), int(counts.max())), float("-inf"))
-        columns = torch.arange(len(perturbed), device=perturbed.device) - starts[left.rows]
-        table[left.rows, columns] = perturbed
-        places, margins = greedy(table)
-        return Choice(token_ids[starts.cpu().numpy() + places], margins)
-
-
-def _held(held: dict[int, T], positions: Sequence[int], draw: Callable[[int], T]) -> dict[int, T]:
-    """What is held of these positions, drawn where it is not, and of no others."""
-    return {each: held[each] if each in held else draw(each) for each in set(positions)}
+    def _draw(self, scores: NDArray[np.float32], drawn: NDArray[np.uint64]) -> Drawn:
+        if not self._parameters.truncates:
+            return draw(scores, drawn)
+        ids = likely(scores, self._parameters)
+        place, margin = draw(scores[ids], drawn[ids])
+        return Drawn(int(ids[place]), margin)
 
 
 class LogProbabilities(NamedTuple):
@@ -169,11 +151,9 @@ def logprobs(logits: torch.Tensor, token_ids: Sequence[int] | NDArray[np.int64],
         top: how many of the best tokens to report, 0 to vocab; equal logits by smaller id first.
     """
     logits = logits.float()
-    rows, count = len(logits), max(top, 1)
     log_probabilities = logits.log_softmax(dim=-1)
     chosen = torch.as_tensor(np.asarray(token_ids, dtype=np.int64), device=logits.device)[:, None]
-    none = torch.zeros((rows, 1), dtype=torch.int64, device=logits.device)
-    ids = best_tokens(logits, best_values(logits, count), none)[1].view(rows, count)
+    ids = _best_ids(logits, max(top, 1))
     order = logits.gather(1, ids).sort(dim=-1, descending=True, stable=True).indices[:, :top]
     top_ids = ids.gather(1, order)
     return LogProbabilities(
@@ -181,3 +161,24 @@ def logprobs(logits: torch.Tensor, token_ids: Sequence[int] | NDArray[np.int64],
         top_ids.cpu().numpy(),
         log_probabilities.gather(1, top_ids).cpu().numpy(),
     )
+
+
+def _best_ids(logits: torch.Tensor, count: int) -> torch.Tensor:
+    """[rows, count] ids of the highest of [rows, vocab] logits, ascending; of equal ones the smaller ids."""
+    best = logits.topk(count, dim=-1).values
+    lowest = best[:, -1:]
+    rows, ids = _marked(logits >= lowest)
+    tied = logits[rows, ids] == lowest[rows, 0]
+    room = (best == lowest).sum(dim=-1)  # how many of the tokens at the lowest logit get in
+    per_row = torch.bincount(rows[tied], minlength=len(logits))
+    rank = tied.cumsum(0) - (per_row.cumsum(0) - per_row)[rows]  # among the ties of its own row, from 1
+    return ids[~tied | (rank <= room[rows])].view(len(logits), count)
+
+
+def _marked(mask: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Rows and ids, [found] int64 each, where a [rows, vocab] mask is true, by row and in a row by id."""
+    if mask.device.type != "cpu":
+        rows, ids = mask.nonzero(as_tuple=True)
+        return rows, ids
+    flat = torch.from_numpy(np.flatnonzero(mask.numpy()))  # several times as fast as torch's
+    return flat // mask.shape[1], flat % mask.shape[1]

@@ -401,6 +401,7 @@ class SpeculationStats(_message.Message):
     FALLBACK_ROUNDS_FIELD_NUMBER: _builtins.int
     FALLBACK_REASONS_FIELD_NUMBER: _builtins.int
     TIMINGS_FIELD_NUMBER: _builtins.int
+    LOAD_LIMITED_ROUNDS_FIELD_NUMBER: _builtins.int
     drafter: _builtins.str
     """The drafter chosen for the request, whether or not it served (see fallback_rounds); "none": teacher-only, or no draft
     service has answered since the start.
@@ -415,6 +416,8 @@ class SpeculationStats(_message.Message):
     """Answer tokens after the first (which prefill decides) per round; 0 without rounds."""
     fallback_rounds: _builtins.int
     """Rounds that asked for a draft and went on without one."""
+    load_limited_rounds: _builtins.int
+    """Rounds whose tree was smaller than asked for, because the teacher was shared and fewer rows paid."""
     @_builtins.property
     def fallback_reasons(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Why, each reason once: "deadline", "unavailable", "invalid_tree", "refused", ... Empty when nothing was lost."""
@@ -434,10 +437,11 @@ class SpeculationStats(_message.Message):
         fallback_rounds: _builtins.int = ...,
         fallback_reasons: _abc.Iterable[_builtins.str] | None = ...,
         timings: Global___RoundTimings | None = ...,
+        load_limited_rounds: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["timings", b"timings"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted", b"accepted", "drafted", b"drafted", "drafter", b"drafter", "fallback_reasons", b"fallback_reasons", "fallback_rounds", b"fallback_rounds", "rounds", b"rounds", "timings", b"timings", "tokens_per_round", b"tokens_per_round"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted", b"accepted", "drafted", b"drafted", "drafter", b"drafter", "fallback_reasons", b"fallback_reasons", "fallback_rounds", b"fallback_rounds", "load_limited_rounds", b"load_limited_rounds", "rounds", b"rounds", "timings", b"timings", "tokens_per_round", b"tokens_per_round"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -47,11 +47,17 @@ class GetModelResponse(_message.Message):
     FREE_SLOTS_FIELD_NUMBER: _builtins.int
     SLOT_CAPACITY_FIELD_NUMBER: _builtins.int
     PREFIX_CACHE_FIELD_NUMBER: _builtins.int
+    BATCHES_FIELD_NUMBER: _builtins.int
+    KV_TOKENS_FIELD_NUMBER: _builtins.int
+    FREE_KV_TOKENS_FIELD_NUMBER: _builtins.int
     slots: _builtins.int
     """Slots in all and free now."""
     free_slots: _builtins.int
     slot_capacity: _builtins.int
     """Tokens that one slot holds, prompt, answer and speculative rows together."""
+    kv_tokens: _builtins.int
+    """Tokens of KV that all sessions may hold together, and those that nobody holds now."""
+    free_kv_tokens: _builtins.int
     @_builtins.property
     def fingerprint(self) -> _model_pb2.ModelFingerprint: ...
     @_builtins.property
@@ -62,6 +68,8 @@ class GetModelResponse(_message.Message):
 
     @_builtins.property
     def prefix_cache(self) -> Global___PrefixCacheStats: ...
+    @_builtins.property
+    def batches(self) -> Global___BatchStats: ...
     def __init__(
         self,
         *,
@@ -72,14 +80,63 @@ class GetModelResponse(_message.Message):
         free_slots: _builtins.int = ...,
         slot_capacity: _builtins.int = ...,
         prefix_cache: Global___PrefixCacheStats | None = ...,
+        batches: Global___BatchStats | None = ...,
+        kv_tokens: _builtins.int = ...,
+        free_kv_tokens: _builtins.int = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["fingerprint", b"fingerprint", "max_budget", b"max_budget", "numerics", b"numerics", "prefix_cache", b"prefix_cache"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["batches", b"batches", "fingerprint", b"fingerprint", "max_budget", b"max_budget", "numerics", b"numerics", "prefix_cache", b"prefix_cache"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["fingerprint", b"fingerprint", "free_slots", b"free_slots", "max_budget", b"max_budget", "numerics", b"numerics", "prefix_cache", b"prefix_cache", "slot_capacity", b"slot_capacity", "slots", b"slots"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["batches", b"batches", "fingerprint", b"fingerprint", "free_kv_tokens", b"free_kv_tokens", "free_slots", b"free_slots", "kv_tokens", b"kv_tokens", "max_budget", b"max_budget", "numerics", b"numerics", "prefix_cache", b"prefix_cache", "slot_capacity", b"slot_capacity", "slots", b"slots"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___GetModelResponse: _TypeAlias = GetModelResponse  # noqa: Y015
+
+@_typing.final
+class BatchStats(_message.Message):
+    """Forward passes since the start, each over the rows of one session or more."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    BATCHING_FIELD_NUMBER: _builtins.int
+    PASSES_FIELD_NUMBER: _builtins.int
+    SESSIONS_FIELD_NUMBER: _builtins.int
+    ROWS_FIELD_NUMBER: _builtins.int
+    COMPUTED_ROWS_FIELD_NUMBER: _builtins.int
+    PASS_US_FIELD_NUMBER: _builtins.int
+    REALIGN_US_FIELD_NUMBER: _builtins.int
+    LONGEST_WAIT_US_FIELD_NUMBER: _builtins.int
+    batching: _builtins.str
+    """How sessions share a pass: "ragged", "eqspec" or "exspec"."""
+    passes: _builtins.int
+    sessions: _builtins.int
+    """Sums over the passes: sessions in each, rows that they asked for, rows computed (more where a shape is padded)."""
+    rows: _builtins.int
+    computed_rows: _builtins.int
+    pass_us: _builtins.int
+    """Microseconds of the passes, and those spent on moving KV of earlier rounds so that a batch is rectangular."""
+    realign_us: _builtins.int
+    longest_wait_us: _builtins.int
+    """Longest wait of a session for its pass, in microseconds."""
+    def __init__(
+        self,
+        *,
+        batching: _builtins.str = ...,
+        passes: _builtins.int = ...,
+        sessions: _builtins.int = ...,
+        rows: _builtins.int = ...,
+        computed_rows: _builtins.int = ...,
+        pass_us: _builtins.int = ...,
+        realign_us: _builtins.int = ...,
+        longest_wait_us: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["batching", b"batching", "computed_rows", b"computed_rows", "longest_wait_us", b"longest_wait_us", "pass_us", b"pass_us", "passes", b"passes", "realign_us", b"realign_us", "rows", b"rows", "sessions", b"sessions"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___BatchStats: _TypeAlias = BatchStats  # noqa: Y015
 
 @_typing.final
 class PrefixCacheStats(_message.Message):
@@ -449,6 +506,7 @@ class Prefilled(_message.Message):
     TIMINGS_FIELD_NUMBER: _builtins.int
     LOGPROBS_FIELD_NUMBER: _builtins.int
     CACHED_TOKENS_FIELD_NUMBER: _builtins.int
+    ADVISED_ROWS_FIELD_NUMBER: _builtins.int
     next_token_id: _builtins.int
     """The first answer token; the root of round 1."""
     committed_length: _builtins.int
@@ -457,6 +515,8 @@ class Prefilled(_message.Message):
     """Top-2 logit margin of next_token_id in logits, >= 0."""
     cached_tokens: _builtins.int
     """Prompt tokens whose KV came from the prefix cache."""
+    advised_rows: _builtins.int
+    """As in Verdict, for round 1."""
     @_builtins.property
     def timings(self) -> Global___TeacherTimings: ...
     @_builtins.property
@@ -472,12 +532,15 @@ class Prefilled(_message.Message):
         timings: Global___TeacherTimings | None = ...,
         logprobs: _sampling_pb2.TokenLogprobs | None = ...,
         cached_tokens: _builtins.int = ...,
+        advised_rows: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["logprobs", b"logprobs", "timings", b"timings"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_advised_rows", b"_advised_rows", "advised_rows", b"advised_rows", "logprobs", b"logprobs", "timings", b"timings"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cached_tokens", b"cached_tokens", "committed_length", b"committed_length", "logprobs", b"logprobs", "margin", b"margin", "next_token_id", b"next_token_id", "timings", b"timings"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_advised_rows", b"_advised_rows", "advised_rows", b"advised_rows", "cached_tokens", b"cached_tokens", "committed_length", b"committed_length", "logprobs", b"logprobs", "margin", b"margin", "next_token_id", b"next_token_id", "timings", b"timings"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__advised_rows: _TypeAlias = _typing.Literal["advised_rows"]  # noqa: Y015
+    _WhichOneofArgType__advised_rows: _TypeAlias = _typing.Literal["_advised_rows", b"_advised_rows"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__advised_rows) -> _WhichOneofReturnType__advised_rows | None: ...
 
 Global___Prefilled: _TypeAlias = Prefilled  # noqa: Y015
 
@@ -492,9 +555,14 @@ class Verdict(_message.Message):
     FEATURES_FIELD_NUMBER: _builtins.int
     TIMINGS_FIELD_NUMBER: _builtins.int
     LOGPROBS_FIELD_NUMBER: _builtins.int
+    ADVISED_ROWS_FIELD_NUMBER: _builtins.int
     round: _builtins.int
     next_token_id: _builtins.int
     """The teacher's token after the last accepted row."""
+    advised_rows: _builtins.int
+    """Drafted rows that pay in the next round while so many sessions share the model, 0: none do. More are verified all
+    the same. Absent: as many as the session opened for.
+    """
     @_builtins.property
     def accepted_rows(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Accepted drafted rows in path order, root left out; each one's parent is the one before it (or row 0)."""
@@ -523,12 +591,15 @@ class Verdict(_message.Message):
         features: _tree_pb2.Features | None = ...,
         timings: Global___TeacherTimings | None = ...,
         logprobs: _abc.Iterable[_sampling_pb2.TokenLogprobs] | None = ...,
+        advised_rows: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["features", b"features", "timings", b"timings"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_advised_rows", b"_advised_rows", "advised_rows", b"advised_rows", "features", b"features", "timings", b"timings"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted_rows", b"accepted_rows", "features", b"features", "logprobs", b"logprobs", "margins", b"margins", "next_token_id", b"next_token_id", "round", b"round", "timings", b"timings"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_advised_rows", b"_advised_rows", "accepted_rows", b"accepted_rows", "advised_rows", b"advised_rows", "features", b"features", "logprobs", b"logprobs", "margins", b"margins", "next_token_id", b"next_token_id", "round", b"round", "timings", b"timings"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__advised_rows: _TypeAlias = _typing.Literal["advised_rows"]  # noqa: Y015
+    _WhichOneofArgType__advised_rows: _TypeAlias = _typing.Literal["_advised_rows", b"_advised_rows"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__advised_rows) -> _WhichOneofReturnType__advised_rows | None: ...
 
 Global___Verdict: _TypeAlias = Verdict  # noqa: Y015
 
@@ -582,6 +653,9 @@ class TeacherTimings(_message.Message):
     FORWARD_US_FIELD_NUMBER: _builtins.int
     COMMIT_US_FIELD_NUMBER: _builtins.int
     TOTAL_US_FIELD_NUMBER: _builtins.int
+    REALIGN_US_FIELD_NUMBER: _builtins.int
+    BATCH_SESSIONS_FIELD_NUMBER: _builtins.int
+    BATCH_ROWS_FIELD_NUMBER: _builtins.int
     queue_us: _builtins.int
     """Waiting for the model."""
     forward_us: _builtins.int
@@ -590,6 +664,11 @@ class TeacherTimings(_message.Message):
     """Applying the commit of the round before."""
     total_us: _builtins.int
     """From receiving the message to handing the answer to the transport; >= the sum of the others."""
+    realign_us: _builtins.int
+    """Of forward_us: moving KV of earlier rounds so that the batch is rectangular."""
+    batch_sessions: _builtins.int
+    """The pass: sessions in it, and rows that it computed for all of them."""
+    batch_rows: _builtins.int
     def __init__(
         self,
         *,
@@ -597,10 +676,13 @@ class TeacherTimings(_message.Message):
         forward_us: _builtins.int = ...,
         commit_us: _builtins.int = ...,
         total_us: _builtins.int = ...,
+        realign_us: _builtins.int = ...,
+        batch_sessions: _builtins.int = ...,
+        batch_rows: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["commit_us", b"commit_us", "forward_us", b"forward_us", "queue_us", b"queue_us", "total_us", b"total_us"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch_rows", b"batch_rows", "batch_sessions", b"batch_sessions", "commit_us", b"commit_us", "forward_us", b"forward_us", "queue_us", b"queue_us", "realign_us", b"realign_us", "total_us", b"total_us"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

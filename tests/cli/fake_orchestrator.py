@@ -53,6 +53,7 @@ class FakeGeneration(generation_pb2_grpc.GenerationServiceServicer):
             **first,
             usage=deltas[-1].usage,
             further_answers=[generation_pb2.Answer(**other) for other in others],
+            margins=[0.25] if options.return_margins else [],
             logprobs=[entry] if options.HasField("logprobs") else [],
             prompt_logprobs=[entry] * 2 if options.HasField("prompt_logprobs") else [],
             prompt_token_ids=[1, 2, 3] if options.echo else [],

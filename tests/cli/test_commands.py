@@ -83,6 +83,7 @@ def test_every_way_of_deciding_tokens_has_a_flag_named_as_its_field(server: str)
         *("--logit-bias", "3=-2.5", "--logit-bias", "4=1", "--min-tokens", "2", "--stop-token-ids", "5,6"),
         *("--bad-words", "7", "--bad-words", "8,9", "--allowed-token-ids", "1,2", "--include-stop", "--logprobs", "0"),
         *("--prompt-logprobs", "0", "--n", "1", "--echo", "--priority", "-7", "--stream-tokens"),
+        *("--request-id", "mine", "--return-margins"),
     ]
     requests = [call("generate", "--raw", "everything", *flags, "--server", server).stdout for flags in (asked, ())]
     requests[0] = requests[0].removeprefix("0 ")
@@ -109,13 +110,21 @@ def test_every_way_of_deciding_tokens_has_a_flag_named_as_its_field(server: str)
         echo=True,
         priority=-7,
         stream_tokens=True,
+        request_id="mine",
+        return_margins=True,
     )
     assert options == expected
     assert plain == generation_pb2.GenerationOptions(prompt="everything")
     fields = {field.name for field in generation_pb2.GenerationOptions.DESCRIPTOR.fields}
-    elsewhere = {"request_id", "prompt", "prompt_token_ids", "chat", "budget", "return_margins"}
-    command = typer.main.get_command(app).commands["generate"]
-    assert fields - elsewhere <= {parameter.name for parameter in command.params}
+    of_other_names = {
+        "prompt": {"text", "raw"},
+        "chat": {"text", "raw"},
+        "prompt_token_ids": {"token_ids"},
+        "budget": {"rows", "depth"},
+    }
+    flags = {parameter.name for parameter in typer.main.get_command(app).commands["generate"].params}
+    for field in fields:
+        assert of_other_names.get(field, {field}) <= flags
 
 
 def test_a_prompt_may_be_token_ids_or_stdin(server: str) -> None:
@@ -137,14 +146,16 @@ def test_json_is_one_object_with_ids_usage_and_speculation(server: str) -> None:
 
 
 def test_json_holds_all_answers_and_what_is_told_of_the_prompt(server: str) -> None:
-    flags = ["--n", "3", "--echo", "--logprobs", "1", "--prompt-logprobs", "1"]
+    flags = ["--n", "3", "--echo", "--logprobs", "1", "--prompt-logprobs", "1", "--return-margins"]
     answer = json.loads(call("generate", "hi", *flags, "--json", "--server", server).stdout)
     answers = [answer, *answer["further_answers"]]
     assert [each["text"][:12] for each in answers] == [f"{index} chat: user" for index in range(3)]
-    assert {"token_ids", "text", "finish_reason", "matched_stop", "seed", "logprobs", "speculation"} == {*answers[1]}
+    assert {"token_ids", "text", "finish_reason", "matched_stop", "seed", "margins", "logprobs", "speculation"} == {
+        *answers[1]
+    }
     entry = {"logprob": -0.5, "bytes": [0xE2, 0x82], "top": {"7": -0.25}}
     assert (answer["logprobs"], answer["prompt_logprobs"]) == ([entry], [entry] * 2)
-    assert answer["prompt_token_ids"] == [1, 2, 3]
+    assert (answer["prompt_token_ids"], answer["margins"]) == ([1, 2, 3], [0.25])
 
 
 def test_several_answers_are_printed_one_after_the_other(server: str) -> None:
@@ -176,6 +187,8 @@ def test_without_a_server_the_error_names_the_command_that_starts_one() -> None:
         (["hello", "--logit-bias", "3"], "--logit-bias: expected ID=BIAS"),
         (["hello", "--seed", str(2**64)], "--seed"),
         (["hello", "--priority", str(2**31)], "--priority"),
+        (["hello", "--min-p", "1e-300"], "--min-p: expected 0 or a number"),
+        (["hello", "--logit-bias", "3=1e-300"], "--logit-bias: expected ID=BIAS"),
         (["hello", "--stream-tokens", "--json"], "--stream-tokens is of the stream"),
         (["hello", "--rows", "4"], "--rows and --depth go together"),
         (["hello", "--dtype", "float32"], "give --start too"),
@@ -304,3 +317,34 @@ def test_models_are_listed_and_shown_and_an_unknown_one_is_named(
     result = call("models", "pull", "gpt-9")
     assert result.exit_code == 1
     assert "unknown model 'gpt-9'" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (["--sizes", "1,x"], "sizes: expected ascending whole numbers"),
+        (["--sizes", "2,1"], "sizes: expected ascending whole numbers"),
+        (["--sizes", "0,1"], "sizes: expected ascending whole numbers"),
+        (["--batching", "ragged,magic"], "batching: expected some of ragged, eqspec, exspec, got 'magic'"),
+        (["--batching", "ragged,ragged"], "batching: expected each once"),
+        (["--dtype", "int3"], "teacher.dtype"),
+        (["--prompts", "missing.jsonl"], "missing.jsonl"),
+        (["--teacher-model", "nowhere"], "'nowhere' is neither a directory"),
+    ],
+)
+def test_ablate_batch_launches_nothing_where_a_flag_is_wrong(
+    flags: list[str], said: str, tmp_path: Path, model: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(processes.ServiceProcess, "launch", None)
+    usual = {"--dtype": "float32", "--numerics": "free", "--teacher-model": model, "--drafter": "ngram"}
+    arguments = [word for flag, value in {**usual, **dict([flags])}.items() for word in (flag, value)]
+    result = call("ablate", "batch", "-o", str(tmp_path / "out"), *arguments)
+    assert result.exit_code == 2, result.output
+    assert said in result.stderr
+    assert "Traceback" not in result.output
+
+
+def test_ablate_batch_needs_to_be_told_how_the_models_compute(tmp_path: Path) -> None:
+    result = call("ablate", "batch", "-o", str(tmp_path))
+    assert result.exit_code == 2
+    assert "--dtype" in result.stderr

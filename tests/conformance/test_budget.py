@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +14,8 @@ import pytest_asyncio
 
 from eagle_pangu.client.client import violations_of
 from eagle_pangu.serving.settings import DraftSettings
-from eagle_pangu.speculation.cache import Slot
 from eagle_pangu.speculation.engine import Engine, ForwardResult
-from eagle_pangu.speculation.tree import TokenTree
+from eagle_pangu.speculation.segment import Segment
 from protos.v1 import generation_pb2
 from tests.conformance.conftest import MODULE_LOOP
 from tests.conformance.systems import PROMPT, System, draft_settings, system, teacher_settings, tiny_engine
@@ -65,14 +64,16 @@ class Furthest:
     def __init__(self, engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
         self.position = 0
         self.beyond_slot = -SLOT
-        verify = engine.verify
+        run = engine.run
 
-        def watched(slot: Slot, tree: TokenTree, **wishes: Any) -> ForwardResult:
-            self.position = max(self.position, slot.committed_length + int(np.max(tree.depth)))
-            self.beyond_slot = max(self.beyond_slot, slot.committed_length + tree.rows - slot.capacity)
-            return verify(slot, tree, **wishes)
+        def watched(segments: Sequence[Segment], *args: Any) -> list[ForwardResult]:
+            for segment in segments:
+                slot, tree = segment.slot, segment.tree
+                self.position = max(self.position, slot.committed_length + int(np.max(tree.depth)))
+                self.beyond_slot = max(self.beyond_slot, slot.committed_length + tree.rows - slot.capacity)
+            return run(segments, *args)
 
-        monkeypatch.setattr(engine, "verify", watched)
+        monkeypatch.setattr(engine, "run", watched)
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module", params=["slot", "model"])

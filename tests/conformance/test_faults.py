@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from eagle_pangu.serving.channels import channel
 from eagle_pangu.serving.health import is_serving
 from eagle_pangu.serving.settings import ServerSettings
 from eagle_pangu.speculation.engine import Engine
+from eagle_pangu.speculation.segment import Segment
 from eagle_pangu.speculation.tree import TokenTree
 from protos.v1 import generation_pb2, teacher_pb2, tree_pb2
 from tests.conformance.conftest import MODULE_LOOP
@@ -152,14 +153,14 @@ async def test_after_an_exception_inside_a_forward_pass_decoding_goes_on(
 ) -> None:
     """In a new session on the answer so far, with the same seed and the same history for the penalties."""
     plain = await self_draft.ask(drafter="none", max_tokens=12, **SAMPLED)
-    verify, passes = engine.verify, iter(range(1000))
+    run, passes = engine.run, iter(range(1000))
 
-    def fail(*args: Any, **wishes: Any) -> Any:
-        if next(passes) in failing:
+    def fail(segments: Sequence[Segment], *args: Any) -> Any:
+        if not any(segment.final for segment in segments) and next(passes) in failing:
             raise RuntimeError("secret of the forward pass")
-        return verify(*args, **wishes)
+        return run(segments, *args)
 
-    monkeypatch.setattr(engine, "verify", fail)
+    monkeypatch.setattr(engine, "run", fail)
     beside = asyncio.create_task(self_draft.ask(drafter="none", max_tokens=12, **SAMPLED))
     answer = await self_draft.ask(drafter=drafter, max_tokens=12, budget=(4, 2), **SAMPLED)
     assert_same_answer(answer, plain)
@@ -170,12 +171,16 @@ async def test_after_an_exception_inside_a_forward_pass_decoding_goes_on(
 async def test_a_forward_pass_that_always_fails_ends_in_a_status_that_tells_no_secret(
     self_draft: System, engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fail(*args: Any, **wishes: Any) -> Any:
-        raise RuntimeError("secret of the forward pass")
+    run = engine.run
+    for prompts in (False, True):
 
-    for name in ("verify", "prefill"):
+        def fail(segments: Sequence[Segment], *args: Any, prompts: bool = prompts) -> Any:
+            if any(segment.final == prompts for segment in segments):
+                raise RuntimeError("secret of the forward pass")
+            return run(segments, *args)
+
         with monkeypatch.context() as patch:
-            patch.setattr(engine, name, fail)
+            patch.setattr(engine, "run", fail)
             with pytest.raises(grpc.aio.AioRpcError) as caught:
                 await self_draft.ask(drafter="none", max_tokens=12)
         assert caught.value.code() in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.INTERNAL)

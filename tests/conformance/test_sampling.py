@@ -23,8 +23,7 @@ pytestmark = MODULE_LOOP
 
 SAMPLED: dict[str, Any] = {"temperature": 1.0, "max_tokens": 8, "budget": (4, 2)}
 TOY = LETTERS[:4]
-"""A vocabulary small enough to count."""
-SEEDS = 180
+"""A vocabulary small enough to tell its probabilities one by one."""
 
 
 async def test_one_seed_gives_the_same_tokens_alone_in_a_batch_in_another_order_and_with_every_drafter(
@@ -66,44 +65,55 @@ def probabilities(engine: Engine, tokens: Sequence[int], temperature: float) -> 
     return chosen
 
 
-def chi_square_limit(freedom: int) -> float:
-    """The value that chi-square passes once in a thousand times (Wilson and Hilferty, 1931)."""
-    return float(freedom * (1 - 2 / (9 * freedom) + 3.09 * (2 / (9 * freedom)) ** 0.5) ** 3)
+def scores_along(engine: Engine, answer: Sequence[int]) -> NDArray[np.float64]:
+    """[answer, LETTERS] the teacher's own logits before each token of an answer to PROMPT, without the sampler."""
+    tokens, slot = np.array([*PROMPT, *answer[:-1]], dtype=np.int64), engine.open_slot(320)
+    parts = [tokens[start : start + 16] for start in range(0, len(tokens), 16)]
+    passes = [engine.prefill(slot, part, want_logits=True, every_row=True).logits for part in parts]
+    logits = torch.cat([each for each in passes if each is not None])[len(PROMPT) - 1 :]
+    letters: NDArray[np.float64] = logits[:, LETTERS].double().numpy()
+    return letters
+
+
+def heat(scores: NDArray[np.float64], drawn: NDArray[np.int64], temperature: float) -> float:
+    """How far what was drawn is from this temperature, in standard deviations; above 0 where it was lower.
+
+    Of all ways that draws may miss `softmax(scores / temperature)`, this one finds a wrong temperature soonest.
+    """
+    chances = np.exp(scores / temperature - (scores / temperature).max(-1, keepdims=True))
+    chances /= chances.sum(-1, keepdims=True)
+    means = (chances * scores).sum(-1)
+    variances = (chances * scores**2).sum(-1) - means**2
+    return float((scores[np.arange(len(drawn)), drawn] - means).sum() / np.sqrt(variances.sum()))
 
 
 @pytest.mark.parametrize("temperature", [0.5, 1.0, 2.0])
 async def test_draws_follow_the_teachers_distribution_with_a_draft_that_differs(
     scripted_draft: System, engine: Engine, temperature: float
 ) -> None:
-    """First and second token together: prefill draws the one, a row of a tree or its root the other.
-
-    The draft holds two of the four tokens under the root, whatever the teacher thinks of them.
+    """Two thousand draws in rows of trees. One letter has a bias, so that the temperature matters much: that one a
+    tenth higher or lower is found to be wrong shows how much the test can see.
     """
 
     def plan(asked: Asked) -> TokenTree:
-        return TokenTree.build([asked.sequence[-1], *TOY[1:3]], [0, 0, 0])
+        return TokenTree.build([asked.sequence[-1], LETTERS[0], LETTERS[1], LETTERS[0]], [0, 0, 0, 1])
 
     scripted_draft.scripted.plan = plan
     scripted_draft.scripted.asked.clear()
-    asked = {"temperature": temperature, "allowed_token_ids": TOY, "max_tokens": 3, "budget": (2, 1)}
-    answers = []
-    for start in range(0, SEEDS, 30):
-        seeds = range(start, start + 30)
-        answers += await asyncio.gather(*(scripted_draft.ask(PROMPT, seed=seed, **asked) for seed in seeds))
-    assert 0 < sum(answer.speculation.accepted for answer in answers) < SEEDS
-    found = Counter((answer.token_ids[0], answer.token_ids[1]) for answer in answers)
-    first = probabilities(engine, PROMPT, temperature)
-    second = [probabilities(engine, [*PROMPT, token], temperature) for token in TOY]
-    pairs = {
-        (one, two): SEEDS * first[at] * second[at][place] for at, one in enumerate(TOY) for place, two in enumerate(TOY)
-    }
-    likely = [pair for pair, expected in pairs.items() if expected >= 5]
-    groups = [([pair], pairs[pair]) for pair in likely]
-    rest = [pair for pair in pairs if pair not in likely]
-    if rest:
-        groups.append((rest, max(sum(pairs[pair] for pair in rest), 1.0)))
-    distance = sum((sum(found[pair] for pair in group) - expected) ** 2 / expected for group, expected in groups)
-    assert distance < chi_square_limit(max(1, len(groups) - 1)), (distance, found, pairs)
+    asked: dict[str, Any] = {"temperature": temperature, "allowed_token_ids": LETTERS, "max_tokens": 256}
+    asked |= {"logit_bias": {LETTERS[0]: 4 * temperature}, "budget": (3, 2)}
+    answers = await asyncio.gather(*(scripted_draft.ask(seed=seed, **asked) for seed in range(8)))
+    scores = np.concatenate([scores_along(engine, answer.token_ids) for answer in answers])
+    scores[:, 0] += 4 * temperature
+    drawn = np.array([LETTERS.index(token) for answer in answers for token in answer.token_ids])
+    assert sum(answer.speculation.accepted for answer in answers) > 40
+    assert abs(heat(scores, drawn, temperature)) < 2.5
+    assert heat(scores, drawn, 0.9 * temperature) < -3
+    assert heat(scores, drawn, 1.1 * temperature) > 3
+    expected = torch.from_numpy(scores / temperature).softmax(-1).sum(0).numpy()
+    statistic = ((np.bincount(drawn, minlength=len(LETTERS)) - expected) ** 2 / expected).sum()
+    freedom = torch.tensor((len(LETTERS) - 1) / 2)
+    assert torch.special.gammaincc(freedom, torch.tensor(statistic / 2).float()) > 1e-3
 
 
 @pytest.mark.parametrize("drafter", ["none", "standalone"])
@@ -151,6 +161,21 @@ async def test_processors_count_at_every_row_as_in_plain_decoding(
     for drafter, budget in (("ngram", (8, 8)), ("standalone", (8, 4)), ("hybrid", (6, 2))):
         answer = await self_draft.ask(drafter=drafter, budget=budget, **base, **PROCESSED[kind])
         assert_same_answer(answer, plain)
+
+
+@pytest.mark.parametrize(("kind", "temperature"), [(kind, heat) for kind in PROCESSED for heat in (0.0, 0.8)])
+async def test_a_row_deep_in_a_tree_is_processed_with_its_own_history(
+    scripted_draft: System, kind: str, temperature: float
+) -> None:
+    """A draft that is always right: every row of a chain of 8 has to decide with what stands above it."""
+    asked: dict[str, Any] = {"temperature": temperature, "seed": 5, "max_tokens": 28, **PROCESSED[kind]}
+    asked["allowed_token_ids"] = LETTERS[:6]
+    plain = await scripted_draft.ask(drafter="none", **asked)
+    assert max(Counter(plain.token_ids).values()) > 2, "what was counted never mattered"
+    scripted_draft.knows(PROMPT, plain.token_ids, 8)
+    answer = await scripted_draft.ask(budget=(8, 8), **asked)
+    assert_same_answer(answer, plain)
+    assert answer.speculation.rounds == -(-(len(plain.token_ids) - 1) // 9)
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])

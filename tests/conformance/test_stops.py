@@ -20,6 +20,7 @@ pytestmark = MODULE_LOOP
 TOKENS = 16
 BUDGET = (8, 8)
 WRITING: dict[str, Any] = {"allowed_token_ids": LETTERS, "budget": BUDGET, "logprobs": 1, "return_margins": True}
+WRITING |= {"temperature": 2.0, "seed": 7}  # a greedy text repeats itself, and every stop would be found near its start
 STOP, LENGTH = generation_pb2.FINISH_REASON_STOP, generation_pb2.FINISH_REASON_LENGTH
 
 
@@ -61,10 +62,26 @@ async def assert_ends(each: System, text: str, stops: tuple[str, ...], max_token
 async def test_a_stop_string_may_complete_at_any_token_of_any_accepted_run(
     scripted_draft: System, text: str, right: tuple[int, ...]
 ) -> None:
-    """Among them: at the 2nd of 5 accepted tokens, at the first of 8, and across rounds."""
+    """Inside rounds and across them."""
     scripted_draft.scripted.plan = scripted_draft.scripted.teacher.chain(*right)
     for place in range(0, TOKENS, 2):
         await assert_ends(scripted_draft, text, (text[place : place + 1 + place % 5],))
+
+
+@pytest.mark.parametrize("length", [2, 3, 5])
+@pytest.mark.parametrize("place", [1, 2, 8, 9, 10, 11, 17, 18])
+async def test_a_stop_string_that_completes_at_the_edge_of_a_run_ends_the_answer_there(
+    scripted_draft: System, text: str, place: int, length: int
+) -> None:
+    """In the first round and in the second one: at the first and the second accepted token, at the last one, at the
+    token after it.
+    """
+    scripted_draft.scripted.plan = scripted_draft.scripted.teacher.chain(8)
+    stop = text[max(0, place + 1 - length) : place + 1]
+    assert text.index(stop) + len(stop) == place + 1, "the text must have it there for the first time"
+    whole = await scripted_draft.stream(max_tokens=28, **WRITING)
+    assert [len(delta.token_ids) for delta in whole] == [1, 9, 9, 9]
+    await assert_ends(scripted_draft, text, (stop,), max_tokens=28)
 
 
 async def test_of_several_stop_strings_in_one_run_the_one_completed_first_wins_in_any_order(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,6 +27,7 @@ class ScriptedDrafter:
         self.failure: Exception | None = None
         self.features: list[tuple[int, tuple[int, ...]]] = []
         self.pieces = 0
+        self.passes: list[list[str]] = []
 
     def open(self, prompt: Sequence[int], max_budget: Budget) -> ScriptedDrafter:
         self._root = prompt[-1]
@@ -39,16 +40,22 @@ class ScriptedDrafter:
     def read_features(self, start: int, features: NDArray[np.uint16]) -> None:
         self.features.append((start, features.shape))
 
-    def advance(self) -> bool:
-        self.pieces -= 1
-        return self.pieces > 0
+    def advance(self) -> Generator[str, str, None]:
+        while self.pieces > 0:
+            assert (yield "piece") == "piece done"
+            self.pieces -= 1
 
-    def propose(self, budget: Budget) -> TokenTree:
+    def propose(self, budget: Budget) -> Generator[str, str, TokenTree]:
+        assert (yield "tree") == "tree done"
         self.begun.set()
         assert self.go_on.wait(30)
         if self.failure is not None:
             raise self.failure
         return TokenTree.build([self._root, 5], [0, 0], [0, -1])
+
+    def compute(self, requests: Sequence[str]) -> list[str]:
+        self.passes.append(list(requests))
+        return [f"{request} done" for request in requests]
 
     def close(self) -> None:
         self.closed.set()

@@ -14,10 +14,11 @@ from numpy.typing import NDArray
 from draft_service.drafters.base import Budget, ModelIdentity
 from draft_service.drafters.children import Children
 from draft_service.drafters.eagle3 import Eagle3Drafter, Eagle3Session
-from draft_service.drafters.head_engine import HeadEngine
+from draft_service.drafters.head_engine import HeadEngine, HeadRequest, HeadResult
 from eagle_pangu.speculation.devices import get_device
 from eagle_pangu.speculation.eagle3.head import Eagle3Head, HeadConfig
 from eagle_pangu.speculation.tree import TokenTree
+from tests.draft_service.passes import Alone
 
 CONTEXT = 128
 VOCAB_SIZE = 200
@@ -52,17 +53,20 @@ def random_head(seed: int = 0, **changes: Any) -> Eagle3Head:
 
 
 class RecordingEngine(HeadEngine):
-    """Remembers the rows of every pass and the logits of every row that was asked for children."""
+    """Remembers the rows and the sessions of every pass and the logits of every row that was asked for children."""
 
     def __init__(self, head: Eagle3Head, *, vocab_size: int = VOCAB_SIZE, slot_capacity: int = 512, window: int = 0):
         self.passes: list[int] = []
+        self.sessions: list[int] = []
         self.logits: list[torch.Tensor] = []
+        self.head_before = head
         device = get_device("cpu")
         super().__init__(deepcopy(head), device, vocab_size=vocab_size, slot_capacity=slot_capacity, window=window)
 
-    def grow(self, slot, tree, first_row, hidden) -> torch.Tensor:  # type: ignore[no-untyped-def]
-        self.passes.append(tree.rows - first_row)
-        return super().grow(slot, tree, first_row, hidden)
+    def run(self, requests: Sequence[HeadRequest], width: int) -> list[HeadResult]:
+        self.passes.append(sum(request.segment.rows for request in requests))
+        self.sessions.append(len(requests))
+        return super().run(requests, width)
 
     def children(self, output: torch.Tensor, width: int) -> Children:
         self.logits.append(self.head.logits(output))
@@ -85,9 +89,10 @@ BUDGET = Budget(rows=12, depth=5)
 BUDGETS = st.builds(Budget, st.integers(0, 24), st.integers(0, 8))
 
 
-def open_session(engine: RecordingEngine, tokens: list[int], width: int = 4, *, features: bool = True) -> Eagle3Session:
+def open_session(engine: RecordingEngine, tokens: list[int], width: int = 4, *, features: bool = True) -> Alone:
     """A session with NaN in every column that it has not written; features of all tokens but the last."""
-    session = drafter_of(engine, width).open(tokens, BUDGET)
+    drafter = drafter_of(engine, width)
+    session = Alone(drafter, drafter.open(tokens, BUDGET))
     poison(session)
     if features and len(tokens) > 1:
         session.read_features(0, FEATURES[: len(tokens) - 1])
@@ -150,13 +155,13 @@ def deepest_path(tree: TokenTree) -> list[int]:
     return path(tree, int(tree.depth.argmax()))
 
 
-def assert_same(tree: TokenTree, other: TokenTree) -> None:
+def assert_same(tree: TokenTree, other: TokenTree, tolerance: float = 1e-4) -> None:
     assert tree.token_ids.tolist() == other.token_ids.tolist()
     assert tree.parents.tolist() == other.parents.tolist()
-    np.testing.assert_allclose(tree.scores, other.scores, atol=1e-4)
+    np.testing.assert_allclose(tree.scores, other.scores, atol=tolerance, rtol=tolerance)
 
 
-def poison(session: Eagle3Session) -> None:
+def poison(session: Eagle3Session | Alone) -> None:
     """NaN wherever no row with features stands."""
     slot, branch = session._slot, session._branch
     final = slot.committed_length + (branch.decided if branch else 0)

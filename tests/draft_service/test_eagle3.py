@@ -6,7 +6,7 @@ import pytest
 import torch
 from structlog.testing import capture_logs
 
-from draft_service.drafters.base import Budget
+from draft_service.drafters.base import Budget, run_alone
 from draft_service.drafters.eagle3 import CATCH_UP_ROWS
 from draft_service.messages import require_same_ids
 from draft_service.opening import Opening
@@ -103,8 +103,7 @@ def test_no_better_token_is_left_out_at_the_first_level(engine: RecordingEngine,
 
 def test_accepted_rows_are_run_again_with_features_and_rows_with_features_once(engine: RecordingEngine) -> None:
     session = open_session(engine, PROMPT)
-    while session.advance():
-        pass
+    session.advance()
     assert engine.passes == [len(PROMPT) - 2]
     tree = session.propose(BUDGET)
     assert engine.passes[1] == 1
@@ -121,7 +120,7 @@ def test_accepted_rows_are_run_again_with_features_and_rows_with_features_once(e
 def test_features_may_run_ahead_of_the_tokens_they_describe(engine: RecordingEngine) -> None:
     session, tokens = open_session(engine, PROMPT[:20], features=False), PROMPT[:20]
     session.read_features(0, FEATURES[:35])
-    assert not session.advance()
+    session.advance()
     for appended in (PROMPT[20:21], PROMPT[21:34]):
         session.extend(appended)
         tokens = tokens + appended
@@ -170,9 +169,7 @@ def test_a_long_prompt_is_read_chunk_by_chunk(head: Eagle3Head, monkeypatch: pyt
     monkeypatch.setattr("draft_service.drafters.eagle3.CHUNK", 16)
     engine = RecordingEngine(head)
     session = open_session(engine, PROMPT)
-    assert session.advance()
-    assert engine.passes == [16]
-    assert not session.advance()
+    session.advance()
     assert engine.passes == [16, 16]
     assert_scores(head, session.propose(BUDGET), PROMPT)
     assert engine.passes[2] == len(PROMPT) - 1 - 32
@@ -206,24 +203,24 @@ def test_a_session_of_the_service_drafts_through_rounds_late_and_repeated_featur
     engine: RecordingEngine, head: Eagle3Head
 ) -> None:
     opening = Opening(1, "request", "eagle3", PROMPT, BUDGET, VOCAB_SIZE, CONTEXT, engine.feature_width)
-    session = Session(opening, drafter_of(engine).open(PROMPT, BUDGET), reads_features=True)
+    drafter = drafter_of(engine)
+    session = Session(opening, drafter.open(PROMPT, BUDGET), reads_features=True)
     session.read_features(FeatureRows(0, FEATURES[:25]))
     session.read_features(FeatureRows(20, FEATURES[20 : len(PROMPT)]))
-    while session.advance():
-        pass
+    run_alone(drafter, session.advance())
     tokens = [*PROMPT, 4]
-    tree = session.propose(Question(1, len(PROMPT), [4], BUDGET))
+    tree = run_alone(drafter, session.propose(Question(1, len(PROMPT), [4], BUDGET)))
     assert_scores(head, tree, tokens)
-    assert session.propose(Question(1, len(PROMPT), [4], BUDGET)) is tree
+    assert run_alone(drafter, session.propose(Question(1, len(PROMPT), [4], BUDGET))) is tree
     with pytest.raises(InvalidFieldError, match=r"features\.start"):
         session.read_features(FeatureRows(len(PROMPT) + 1, FEATURES[:1]))
     appended = [*deepest_path(tree)[:2], 5]
-    late = session.propose(Question(2, len(tokens) + 2, appended, BUDGET))
+    late = run_alone(drafter, session.propose(Question(2, len(tokens) + 2, appended, BUDGET)))
     assert late.token_ids.tolist() == [5]
     tokens += appended
     session.read_features(FeatureRows(len(PROMPT) - 3, FEATURES[len(PROMPT) - 3 : len(tokens)]))
     tokens.append(6)
-    assert_scores(head, session.propose(Question(3, len(tokens) - 1, [6], BUDGET)), tokens)
+    assert_scores(head, run_alone(drafter, session.propose(Question(3, len(tokens) - 1, [6], BUDGET))), tokens)
 
 
 def test_a_teacher_of_another_feature_width_is_refused_with_both_sides_named() -> None:

@@ -24,6 +24,7 @@ from tests.draft_service.heads import (
     poison,
     random_head,
 )
+from tests.draft_service.passes import Alone
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -66,7 +67,7 @@ def test_the_context_limit_is_the_smaller_of_the_heads_and_the_slots_and_no_row_
     engine = RecordingEngine(head, slot_capacity=capacity)
     drafter = drafter_of(engine, width=1)
     assert drafter.context_limit == limit
-    session, length = drafter.open(PROMPT, BUDGET), len(PROMPT)
+    session, length = Alone(drafter, drafter.open(PROMPT, BUDGET)), len(PROMPT)
     while length < limit + 7:
         known = session._features_end
         session.read_features(known, FEATURES[known : length - 1])
@@ -85,7 +86,7 @@ def test_a_branch_that_does_not_fit_the_slot_ends_early(shared: RecordingEngine,
 
 def test_past_the_context_limit_no_work_is_done(engine: RecordingEngine) -> None:
     session = open_session(engine, [7] * (CONTEXT + 20))
-    assert not session.advance()
+    session.advance()
     assert session.propose(BUDGET).token_ids.tolist() == [7]
     assert engine.passes == []
 
@@ -99,7 +100,7 @@ def test_ids_past_the_teachers_last_one_are_never_proposed(head: Eagle3Head) -> 
 
 
 def test_no_probability_anywhere_gives_the_root_alone(head: Eagle3Head) -> None:
-    session = drafter_of(RecordingEngine(head)).open(PROMPT, BUDGET)
+    session = open_session(RecordingEngine(head), PROMPT, features=False)
     session.read_features(0, np.full((len(PROMPT), 72), 0x7FC0, dtype=np.uint16))  # NaN
     assert session.propose(BUDGET).token_ids.tolist() == [PROMPT[-1]]
 

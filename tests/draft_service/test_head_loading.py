@@ -10,7 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from draft_service.drafters.base import Budget, DrafterError
+from draft_service.drafters.base import Budget, DrafterError, run_alone
 from draft_service.drafters.heads import load_eagle3
 from draft_service.drafters.registry import offered
 from eagle_pangu.serving.settings import DraftSettings
@@ -67,9 +67,10 @@ def test_the_configured_head_is_loaded_with_its_teachers_embeddings_and_says_who
     features = random_features(len(PROMPT), 192)
     trees = []
     engine = RecordingEngine(fitting_head, vocab_size=VOCAB_SIZE, window=window)
-    for session in (drafter.open(PROMPT, BUDGET), drafter_of(engine).open(PROMPT, BUDGET)):
+    for each in (drafter, drafter_of(engine)):
+        session = each.open(PROMPT, BUDGET)
         session.read_features(0, features)
-        trees.append(session.propose(BUDGET))
+        trees.append(run_alone(each, session.propose(BUDGET)))
     assert_same(*trees)
 
 

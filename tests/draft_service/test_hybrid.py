@@ -10,9 +10,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from draft_service.drafters.base import Budget
+from draft_service.drafters.base import Budget, run_alone
 from draft_service.drafters.growth import best_subtree
-from draft_service.drafters.hybrid import HEAD_TRUST, HybridDrafter, HybridSession, blend
+from draft_service.drafters.hybrid import HEAD_TRUST, HybridDrafter, blend
 from draft_service.drafters.ngram import NgramDrafter
 from draft_service.drafters.registry import DRAFTERS
 from draft_service.opening import Opening
@@ -33,6 +33,8 @@ from tests.draft_service.heads import (
     poison,
     random_head,
 )
+from tests.draft_service.heads import open_session as open_head
+from tests.draft_service.passes import Alone
 from tests.models import tiny_llama
 from tests.trees import token_trees
 
@@ -47,8 +49,9 @@ def engine() -> RecordingEngine:
     return RecordingEngine(random_head())
 
 
-def open_session(engine: RecordingEngine, tokens: list[int], *, features: bool = True) -> HybridSession:
-    session = HybridDrafter(drafter_of(engine), 1, 4, 8).open(tokens, BUDGET)
+def open_session(engine: RecordingEngine, tokens: list[int], *, features: bool = True) -> Alone:
+    drafter = HybridDrafter(drafter_of(engine), 1, 4, 8)
+    session = Alone(drafter, drafter.open(tokens, BUDGET))
     poison(session._head)
     if features and len(tokens) > 1:
         session.read_features(0, FEATURES[: len(tokens) - 1])
@@ -106,16 +109,15 @@ def _descending(tree: TokenTree) -> TokenTree:
 
 def test_without_a_match_the_tree_is_the_heads(engine: RecordingEngine) -> None:
     tree = open_session(engine, NEVER_SEEN).propose(BUDGET)
-    head = drafter_of(engine).open(NEVER_SEEN, BUDGET)
-    head.read_features(0, FEATURES[: len(NEVER_SEEN) - 1])
-    assert by_path(tree) == by_path(head.propose(BUDGET))
+    assert by_path(tree) == by_path(open_head(engine, NEVER_SEEN).propose(BUDGET))
 
 
 @pytest.mark.parametrize("reason", ["features missing", "past the head's context"])
 def test_where_the_head_has_nothing_to_say_the_tree_is_the_look_ups(engine: RecordingEngine, reason: str) -> None:
     tokens = REPEATING if reason == "features missing" else [*range(CONTEXT), *REPEATING]
     session = open_session(engine, tokens, features=reason != "features missing")
-    tree, alone = session.propose(BUDGET), NgramDrafter(1, 4, 8).open(tokens, BUDGET).propose(BUDGET)
+    ngram = NgramDrafter(1, 4, 8)
+    tree, alone = session.propose(BUDGET), run_alone(ngram, ngram.open(tokens, BUDGET).propose(BUDGET))
     assert tree.token_ids.tolist() == alone.token_ids.tolist() == [104, 105, 106, 107, 108, 109]
     assert tree.parents.tolist() == alone.parents.tolist()
 
@@ -126,7 +128,8 @@ def test_a_long_match_leads_and_the_head_fills_the_rest(engine: RecordingEngine)
     assert tree.drafted == BUDGET.rows
     rows = by_path(tree)
     assert (105, 106, 107, 108, 109) in rows
-    head = {tuple(path(candidates, row)) for candidates in [session._head.candidates(BUDGET)] for row in range(5)}
+    candidates = run_alone(session.drafter, session._head.candidates(BUDGET))
+    head = {tuple(path(candidates, row)) for row in range(5)}
     assert head & rows.keys() > {()}
 
 
@@ -137,8 +140,7 @@ def test_a_match_of_two_tokens_stands_behind_a_sure_head_and_one_of_four_before_
 
 
 def test_rows_of_the_look_up_cost_no_pass(engine: RecordingEngine) -> None:
-    head = drafter_of(engine).open(REPEATING, BUDGET)
-    head.read_features(0, FEATURES[: len(REPEATING) - 1])
+    head = open_head(engine, REPEATING)
     engine.passes.clear()
     head.propose(Budget(rows=2, depth=10))
     alone = list(engine.passes)
@@ -177,15 +179,14 @@ def test_a_session_of_the_service_reads_features_and_drafts_on(engine: Recording
     opening = Opening(1, "request", "hybrid", REPEATING, BUDGET, VOCAB_SIZE, CONTEXT, engine.feature_width)
     session = Session(opening, drafter.open(REPEATING, BUDGET), reads_features=drafter.needs_features)
     session.read_features(FeatureRows(0, FEATURES[: len(REPEATING)]))
-    while session.advance():
-        pass
+    run_alone(drafter, session.advance())
     length = len(REPEATING)
-    tree = session.propose(Question(1, length, [105], BUDGET))
+    tree = run_alone(drafter, session.propose(Question(1, length, [105], BUDGET)))
     fresh = open_session(engine, [*REPEATING, 105]).propose(BUDGET)
     assert by_path(tree) == pytest.approx(by_path(fresh), abs=1e-5)
     appended = [*deepest_path(tree), 1]
     features = FeatureRows(length, FEATURES[length : length + len(appended)])
-    tree = session.propose(Question(2, length + len(appended), appended, BUDGET), [features])
+    tree = run_alone(drafter, session.propose(Question(2, length + len(appended), appended, BUDGET), [features]))
     fresh = open_session(engine, [*REPEATING, 105, *appended]).propose(BUDGET)
     assert by_path(tree) == pytest.approx(by_path(fresh), abs=1e-5)
 
@@ -201,4 +202,4 @@ def test_it_is_loaded_by_name_with_the_settings_of_both(tmp_path: Path) -> None:
     assert drafter.identity is not None
     assert drafter.identity.feature_width == 192
     session = drafter.open([7, 1, 8, 5, 7, 1, 9, 5, 7, 1], BUDGET)
-    assert session.propose(Budget(8, 2)).token_ids.tolist() == [1, 9, 5]
+    assert run_alone(drafter, session.propose(Budget(8, 2))).token_ids.tolist() == [1, 9, 5]

@@ -8,16 +8,18 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from draft_service.drafters.base import Budget
+from draft_service.drafters.base import Budget, run_alone
 from draft_service.drafters.ngram import CONTINUATION_TRUST, SUFFIX_TRUST, Match, NgramDrafter, NgramIndex
 from eagle_pangu.speculation.tree import TokenTree
+from tests.draft_service.passes import Alone
 
 SEQUENCES = st.lists(st.integers(0, 3), min_size=1, max_size=60)
 BUDGETS = st.builds(Budget, st.integers(0, 24), st.integers(0, 12))
 
 
 def propose(tokens: list[int], budget: Budget, *, shortest: int = 1, longest: int = 4, matches: int = 8) -> TokenTree:
-    return NgramDrafter(shortest, longest, matches).open(tokens, budget).propose(budget)
+    drafter = NgramDrafter(shortest, longest, matches)
+    return run_alone(drafter, drafter.open(tokens, budget).propose(budget))
 
 
 def paths(tree: TokenTree) -> set[tuple[int, ...]]:
@@ -114,7 +116,8 @@ def test_the_same_sequence_gives_the_same_tree_whatever_was_asked_before(
     tokens: list[int], budget: Budget, data: st.DataObject
 ) -> None:
     split = data.draw(st.integers(1, len(tokens)))
-    session = NgramDrafter(1, 4, 8).open(tokens[:split], budget)
+    drafter = NgramDrafter(1, 4, 8)
+    session = Alone(drafter, drafter.open(tokens[:split], budget))
     session.propose(Budget(3, 3))
     session.extend(tokens[split:])
     tree, fresh = session.propose(budget), propose(tokens, budget)
@@ -126,10 +129,11 @@ def test_the_same_sequence_gives_the_same_tree_whatever_was_asked_before(
 def test_a_draft_service_with_this_drafter_alone_imports_no_torch() -> None:
     program = (
         "import sys, draft_service.main\n"
-        "from draft_service.drafters.base import Budget\n"
+        "from draft_service.drafters.base import Budget, run_alone\n"
         "from draft_service.drafters.registry import DRAFTERS\n"
         "from eagle_pangu.serving.settings import DraftSettings\n"
-        "DRAFTERS['ngram'](DraftSettings()).open([1, 2], Budget(8, 8)).propose(Budget(8, 8))\n"
+        "drafter = DRAFTERS['ngram'](DraftSettings())\n"
+        "run_alone(drafter, drafter.open([1, 2], Budget(8, 8)).propose(Budget(8, 8)))\n"
         "sys.exit('torch' in sys.modules or 'transformers' in sys.modules)\n"
     )
     finished = subprocess.run([sys.executable, "-c", program], check=False, capture_output=True, text=True, timeout=60)

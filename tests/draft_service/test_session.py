@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 
 import numpy as np
 import pytest
@@ -32,10 +32,11 @@ class ScriptedDraft:
     def read_features(self, start: int, features: NDArray[np.uint16]) -> None:
         self.features.append((start, features[:, 0].tolist()))
 
-    def advance(self) -> bool:
-        return False
+    def advance(self) -> Generator[str, str, None]:
+        yield from ()
 
-    def propose(self, budget: Budget) -> TokenTree:
+    def propose(self, budget: Budget) -> Generator[str, str, TokenTree]:
+        assert (yield "a level") == "computed"
         self.proposals += 1
         return TokenTree.root_only(self.tokens[-1])
 
@@ -62,6 +63,18 @@ def question(
     return Question(round_number, length, list(appended), budget)
 
 
+def ask(session: Session, asked: Question, features: Sequence[FeatureRows] = ()) -> TokenTree:
+    """The answer, whatever passes it takes."""
+    work = session.propose(asked, features)
+    outcome = None
+    while True:
+        try:
+            assert work.send(outcome) == "a level"
+        except StopIteration as finished:
+            return finished.value
+        outcome = "computed"
+
+
 @pytest.fixture
 def draft() -> ScriptedDraft:
     return ScriptedDraft()
@@ -75,22 +88,22 @@ def session(draft: ScriptedDraft) -> Session:
 def test_each_round_appends_its_tokens_and_roots_its_tree_at_the_last_one(
     session: Session, draft: ScriptedDraft
 ) -> None:
-    assert session.propose(question()).token_ids.tolist() == [7]
-    assert session.propose(question(2, 5, [8, 9])).token_ids.tolist() == [9]
+    assert ask(session, question()).token_ids.tolist() == [7]
+    assert ask(session, question(2, 5, [8, 9])).token_ids.tolist() == [9]
     assert draft.tokens == [1, 2, 3, 7, 8, 9]
     assert (session.round, session.length) == (2, 6)
 
 
 def test_a_repeat_of_the_last_round_gets_the_same_tree_without_new_work(session: Session, draft: ScriptedDraft) -> None:
-    first = session.propose(question())
-    assert session.propose(question()) is first
+    first = ask(session, question())
+    assert ask(session, question()) is first
     assert draft.proposals == 1
     assert session.length == 4
 
 
 def test_a_round_that_was_never_heard_of_may_be_skipped(session: Session) -> None:
-    session.propose(question())
-    assert session.propose(question(4, 5, [8, 9])).token_ids.tolist() == [9]
+    ask(session, question())
+    assert ask(session, question(4, 5, [8, 9])).token_ids.tolist() == [9]
 
 
 STALE: dict[str, tuple[Question, str]] = {
@@ -115,20 +128,20 @@ INVALID: dict[str, tuple[Question, str, int | None]] = {
 def test_a_refused_question_names_its_field_and_changes_nothing(
     session: Session, draft: ScriptedDraft, case: str
 ) -> None:
-    session.propose(question())
-    session.propose(question(2, 4, [8]))
+    ask(session, question())
+    ask(session, question(2, 4, [8]))
     if case in STALE:
         wrong, field = STALE[case]
         with pytest.raises(StaleMessageError) as stale:
-            session.propose(wrong)
+            ask(session, wrong)
         assert stale.value.field == field
     else:
         wrong, field, row = INVALID[case]
         with pytest.raises(InvalidFieldError) as invalid:
-            session.propose(wrong)
+            ask(session, wrong)
         assert (invalid.value.field, invalid.value.row) == (field, row)
     assert draft.tokens == [1, 2, 3, 7, 8]
-    assert session.propose(question(3, 5, [9])).token_ids.tolist() == [9]
+    assert ask(session, question(3, 5, [9])).token_ids.tolist() == [9]
 
 
 def test_a_message_of_another_epoch_is_stale(session: Session) -> None:
@@ -167,17 +180,17 @@ def test_a_drafter_that_reads_no_features_is_given_none(draft: ScriptedDraft) ->
 
 def test_features_that_come_with_a_question_are_read_before_the_tree(session: Session, draft: ScriptedDraft) -> None:
     session.read_features(rows(0, 10, 11))
-    session.propose(question(), [rows(1, 11, 12), rows(3, 13)])
-    session.propose(question(), [rows(1, 11, 12), rows(3, 13)])  # a repeat
+    ask(session, question(), [rows(1, 11, 12), rows(3, 13)])
+    ask(session, question(), [rows(1, 11, 12), rows(3, 13)])  # a repeat
     assert draft.features == [(0, [10, 11]), (2, [12]), (3, [13])]
 
 
 def test_a_question_with_bad_features_changes_nothing(session: Session, draft: ScriptedDraft) -> None:
     with pytest.raises(InvalidFieldError, match=r"features\.start: expected at most 2, got 3"):
-        session.propose(question(), [rows(0, 10, 11), rows(3, 13)])
+        ask(session, question(), [rows(0, 10, 11), rows(3, 13)])
     assert (draft.features, draft.tokens, draft.proposals) == ([], PROMPT, 0)
     with pytest.raises(InvalidFieldError, match="budget"):
-        session.propose(question(budget=Budget(5, 1)), [rows(0, 10, 11)])
+        ask(session, question(budget=Budget(5, 1)), [rows(0, 10, 11)])
     assert draft.features == []
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -14,15 +14,15 @@ from draft_service.drafters.base import Budget
 from draft_service.drafters.standalone import (
     CATCH_UP_ROWS,
     StandaloneDrafter,
-    StandaloneSession,
     load_standalone,
-    top_children,
 )
 from eagle_pangu.serving.settings import DraftSettings
 from eagle_pangu.speculation.checkpoints import load_checkpoint
 from eagle_pangu.speculation.devices import get_device
-from eagle_pangu.speculation.engine import Engine, ForwardResult
+from eagle_pangu.speculation.engine import Arrange, Engine, ForwardResult
+from eagle_pangu.speculation.segment import Segment
 from eagle_pangu.speculation.tree import TokenTree
+from tests.draft_service.passes import Alone
 from tests.models import VOCAB_SIZE, tiny_llama
 
 CONTEXT = 160
@@ -36,17 +36,11 @@ class RecordingEngine(Engine):
 
     passes: list[tuple[str, int]]
 
-    def prefill(self, slot, token_ids, **wanted) -> ForwardResult:  # type: ignore[no-untyped-def]
-        self.passes.append(("prefill", len(token_ids)))
-        return super().prefill(slot, token_ids, **wanted)
-
-    def verify(self, slot, tree, **wanted) -> ForwardResult:  # type: ignore[no-untyped-def]
-        self.passes.append(("verify", tree.rows))
-        return super().verify(slot, tree, **wanted)
-
-    def grow(self, slot, tree, from_row) -> ForwardResult:  # type: ignore[no-untyped-def]
-        self.passes.append(("grow", tree.rows - from_row))
-        return super().grow(slot, tree, from_row)
+    def run(self, segments: Sequence[Segment], arrange: Arrange | None = None) -> list[ForwardResult]:
+        for segment in segments:
+            kind = "read" if segment.final else "level" if segment.first_row else "root"
+            self.passes.append((kind, segment.rows))
+        return super().run(segments, arrange)
 
 
 @pytest.fixture(scope="module")
@@ -75,8 +69,9 @@ def engine(loaded: RecordingEngine) -> Iterator[RecordingEngine]:
     return loaded
 
 
-def open_session(engine: Engine, tokens: list[int], width: int = 4) -> StandaloneSession:
-    return StandaloneDrafter(engine, width).open(tokens, BUDGET)
+def open_session(engine: Engine, tokens: list[int], width: int = 4) -> Alone:
+    drafter = StandaloneDrafter(engine, width)
+    return Alone(drafter, drafter.open(tokens, BUDGET))
 
 
 def log_probs(model: PreTrainedModel, tokens: list[int]) -> torch.Tensor:
@@ -169,18 +164,17 @@ def test_accepted_rows_of_the_branch_are_not_computed_again(engine: RecordingEng
     engine.passes.clear()
     session.propose(BUDGET)
     # A row of the last level was never expanded, so it is read now, with the new root: two rows.
-    assert engine.passes[0] == ("verify", 2)
-    assert all(kind == "grow" for kind, _ in engine.passes[1:])
+    assert engine.passes[0] == ("root", 2)
+    assert all(kind == "level" for kind, _ in engine.passes[1:])
 
 
 def test_the_prompt_is_read_in_chunks_before_the_first_round(engine: RecordingEngine) -> None:
     session = open_session(engine, PROMPT)
     assert engine.passes == []
-    while session.advance():
-        pass
-    assert engine.passes == [("prefill", 16), ("prefill", 16)]
+    session.advance()
+    assert engine.passes == [("read", 16), ("read", 16)]
     session.propose(Budget(rows=1, depth=1))
-    assert engine.passes[2:] == [("verify", 8)]
+    assert engine.passes[2:] == [("root", 8)]
 
 
 def test_asking_twice_gives_the_same_tree(engine: RecordingEngine) -> None:
@@ -199,7 +193,7 @@ def test_a_budget_of_one_row_costs_one_pass_once_the_rest_is_hopeless(engine: Re
     session = open_session(engine, PROMPT)
     tree = session.propose(Budget(rows=1, depth=5))
     assert tree.drafted == 1
-    assert sum(rows for kind, rows in engine.passes if kind == "grow") <= 4
+    assert sum(rows for kind, rows in engine.passes if kind == "level") <= 4
 
 
 def test_no_row_passes_the_context_limit_and_past_it_the_root_stands_alone(engine: RecordingEngine) -> None:
@@ -216,35 +210,12 @@ def test_a_slot_too_small_for_the_branch_ends_the_tree_early(checkpoint_director
     small = Engine(checkpoint, device, numerics="free", slot_capacity=64, max_rows=64, chunk=16)
     drafter = StandaloneDrafter(small, 4)
     assert drafter.context_limit == 64
-    session = drafter.open(PROMPT, BUDGET)
+    session = Alone(drafter, drafter.open(PROMPT, BUDGET))
     for length in range(len(PROMPT), 70):
         tree = session.propose(BUDGET)
         tree.validate(vocab_size=VOCAB_SIZE, max_rows=BUDGET.rows, max_depth=BUDGET.depth)
         assert (tree.drafted > 0) == (length < 64)
         session.extend([5])
-
-
-def test_top_children_break_ties_by_id() -> None:
-    children = top_children(torch.tensor([[1.0, 2.0, 2.0, 2.0], [0.0, 0.0, 0.0, 0.0]]), 2)
-    assert children.rows.tolist() == [0, 0, 1, 1]
-    assert children.token_ids.tolist() == [1, 2, 0, 1]
-    assert children.log_probs.dtype == np.float32
-
-
-def test_top_children_skip_what_has_no_probability() -> None:
-    nan, inf = float("nan"), float("inf")
-    children = top_children(torch.tensor([[nan, 1.0, 2.0], [0.0, -inf, -inf]]), 2)
-    assert children.rows.tolist() == [1]
-    assert children.token_ids.tolist() == [0]
-
-
-def test_top_children_of_a_vocabulary_smaller_than_the_width_are_all_of_it() -> None:
-    assert top_children(torch.zeros(1, 3), 5).token_ids.tolist() == [0, 1, 2]
-
-
-def test_half_precision_logits_still_give_float32_scores(engine: RecordingEngine) -> None:
-    children = top_children(torch.tensor([[1.0, 2.0]], dtype=torch.bfloat16), 2)
-    np.testing.assert_allclose(np.exp(children.log_probs).sum(), 1, rtol=1e-6)
 
 
 def test_the_configured_model_is_loaded_and_says_who_it_is(checkpoint_directory: Path) -> None:

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import hashlib
+import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 import grpc
 
 from protos.v1 import generation_pb2, generation_pb2_grpc, model_pb2
 
 ROUNDS_US = 8000
+DELTA_TOKENS = 2
 
 
 def usual_answer(options: generation_pb2.GenerationOptions) -> list[int]:
@@ -23,7 +26,10 @@ def usual_answer(options: generation_pb2.GenerationOptions) -> list[int]:
 
 @dataclass
 class ScriptedOrchestrator(generation_pb2_grpc.GenerationServiceServicer):
-    """answer: ids of a request; margin: of every token. `requests` holds every request seen, in order."""
+    """answer: ids of a request; margin: of every token. `requests` holds every request seen, in order.
+
+    A stream is one token, then two a delta. silent_after: it says nothing after so many deltas, until `left` is set.
+    """
 
     dtype: str = "float32"
     policy: str = "free"
@@ -31,6 +37,8 @@ class ScriptedOrchestrator(generation_pb2_grpc.GenerationServiceServicer):
     margin: float = 2.0
     fallback_reason: str = ""
     requests: list[generation_pb2.GenerationOptions] = field(default_factory=list)
+    silent_after: int | None = None
+    left: threading.Event = field(default_factory=threading.Event)
 
     def GetModelInfo(  # noqa: N802
         self, request: generation_pb2.GetModelInfoRequest, context: grpc.ServicerContext
@@ -48,7 +56,7 @@ class ScriptedOrchestrator(generation_pb2_grpc.GenerationServiceServicer):
             context.abort(grpc.StatusCode.INVALID_ARGUMENT, "options.chat: too long")
         ids = self.answer(options)
         alone = options.drafter == "none"
-        rounds = len(ids) - 1 if alone else (len(ids) - 1 + 1) // 2
+        rounds = max(0, len(ids) - 1) if alone else len(ids) // 2
         return generation_pb2.GenerateResponse(
             request_id=options.request_id,
             text=f"answer of {options.drafter}: {ids}",
@@ -59,7 +67,7 @@ class ScriptedOrchestrator(generation_pb2_grpc.GenerationServiceServicer):
                 drafter=options.drafter,
                 rounds=rounds,
                 drafted=0 if alone else 4 * rounds,
-                accepted=0 if alone else len(ids) - 1 - rounds,
+                accepted=0 if alone else max(0, len(ids) - 1 - rounds),
                 tokens_per_round=(len(ids) - 1) / rounds if rounds else 0,
                 fallback_rounds=1 if self.fallback_reason and not alone else 0,
                 fallback_reasons=[self.fallback_reason] if self.fallback_reason and not alone else [],
@@ -76,6 +84,28 @@ class ScriptedOrchestrator(generation_pb2_grpc.GenerationServiceServicer):
             margins=[self.margin] * len(ids),
         )
 
+    def GenerateStream(  # noqa: N802
+        self, request: generation_pb2.GenerateStreamRequest, context: grpc.ServicerContext
+    ) -> Iterator[generation_pb2.GenerateStreamResponse]:
+        whole = self.Generate(request, context)
+        count = len(whole.token_ids)
+        cuts = [0, *range(1, count, DELTA_TOKENS), count]
+        for place, (start, end) in enumerate(pairwise(cuts)):
+            if place == self.silent_after:
+                self.left.wait(timeout=30)  # as long as its caller stays
+                return
+            yield generation_pb2.GenerateStreamResponse(
+                request_id=whole.request_id, token_ids=whole.token_ids[start:end], margins=whole.margins[start:end]
+            )
+        yield generation_pb2.GenerateStreamResponse(
+            request_id=whole.request_id,
+            text=whole.text,
+            finish_reason=whole.finish_reason,
+            usage=whole.usage,
+            speculation=whole.speculation,
+            numerics=whole.numerics,
+        )
+
     def _numerics(self) -> model_pb2.TeacherNumerics:
         return model_pb2.TeacherNumerics(dtype=self.dtype, policy=self.policy, mode="performance")
 
@@ -83,7 +113,7 @@ class ScriptedOrchestrator(generation_pb2_grpc.GenerationServiceServicer):
 @contextmanager
 def serving(orchestrator: ScriptedOrchestrator) -> Iterator[str]:
     """Serve while the block runs; yields HOST:PORT. On threads, so that a command with a loop of its own may call."""
-    server = grpc.server(ThreadPoolExecutor(max_workers=2))
+    server = grpc.server(ThreadPoolExecutor(max_workers=8))
     generation_pb2_grpc.add_GenerationServiceServicer_to_server(orchestrator, server)
     port = server.add_insecure_port("127.0.0.1:0")
     server.start()

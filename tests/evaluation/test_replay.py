@@ -26,7 +26,7 @@ ANSWER = [10, 11, 12, 13, 14, 15]
 
 def line(event: str, **fields: Any) -> Line:
     head = {
-        "schema": "eagle_pangu.trace/3",
+        "schema": "eagle_pangu.trace/4",
         "event": event,
         "time": "2025-01-01T00:00:00Z",
         "request_id": "r-1",
@@ -43,7 +43,9 @@ def round_line(number: int, committed_length: int, tree: list[int], parents: lis
         committed_length=committed_length,
         tree={"token_ids": tree, "parents": parents, "scores": None},
         fallback=None,
+        load_limited=False,
         reopened=False,
+        batch={"sessions": 1, "rows": len(tree), "realign_us": 0},
         times_us=times,
         **fields,
     )
@@ -75,6 +77,7 @@ def good_trace() -> list[Line]:
             accepted=3,
             fallback_rounds=0,
             fallback_reasons=[],
+            load_limited_rounds=0,
         ),
     ]
 
@@ -151,7 +154,7 @@ def test_a_round_that_went_missing_is_noticed(tmp_path: Path) -> None:
 def test_a_request_without_its_end_is_unfinished_and_no_contradiction(tmp_path: Path) -> None:
     path = write(tmp_path / "trace.jsonl", good_trace()[:-1])
     with path.open("a", encoding="utf-8") as file:
-        file.write('{"schema": "eagle_pangu.trace/3", "ev')  # being written
+        file.write('{"schema": "eagle_pangu.trace/4", "ev')  # being written
     assert run("replay", str(path)) == (
         0,
         f"{path}: the last line is incomplete and left out\n"

@@ -67,7 +67,8 @@ def test_flags_lie_over_the_configuration_and_raise_the_limits_that_they_need(
 
 def test_the_benchmark_and_the_trace_commands_import_without_torch() -> None:
     code = (
-        "import sys; import eagle_pangu.cli.bench, eagle_pangu.cli.bench_numerics, eagle_pangu.cli.trace;"
+        "import sys; import eagle_pangu.cli.ablate, eagle_pangu.cli.bench, eagle_pangu.cli.bench_numerics;"
+        "import eagle_pangu.cli.trace;"
         "sys.exit('torch' in sys.modules or 'transformers' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -76,7 +76,9 @@ async def test_every_refusal_of_the_orchestrator_is_told_at_once(stack: Stack, s
 async def test_stream_tokens_without_a_stream_is_refused(stack: Stack) -> None:
     with pytest.raises(openai.BadRequestError) as caught:
         await stack.client.completions.create(model=MODEL, prompt="a", extra_body={"stream_tokens": True})
+    assert caught.value.body["message"] == "stream_tokens: expected only together with stream: true"
     assert caught.value.param == "stream_tokens"
+    assert stack.fake.asked == []
 
 
 async def test_an_unknown_field_is_refused_and_nothing_is_asked(stack: Stack) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import numpy as np
 import pytest
 from pydantic import BaseModel
 
@@ -60,10 +61,10 @@ def chat(**fields: Any) -> generation_pb2.GenerationOptions:
 def test_every_field_of_generation_reaches_the_options() -> None:
     expected = generation_pb2.GenerationOptions(prompt="hi")
     expected.MergeFrom(EXPECTED)
-    assert completion(**HONOURED) == expected
+    assert completion(**HONOURED, stream=True) == expected
     expected = generation_pb2.GenerationOptions(chat=generation_pb2.ChatMessages(messages=SAYS_HI))
     expected.MergeFrom(EXPECTED)
-    assert chat(**HONOURED) == expected
+    assert chat(**HONOURED, stream=True) == expected
 
 
 @pytest.mark.parametrize(
@@ -126,6 +127,21 @@ def test_log_probabilities_are_asked_for_in_each_routes_own_way() -> None:
     assert not chat(logprobs=False).HasField("logprobs")
 
 
+NUMBERS = [
+    field.name
+    for field in generation_pb2.GenerationOptions.DESCRIPTOR.fields
+    if field.type == field.TYPE_FLOAT and not field.is_repeated
+]
+
+
+def test_the_smallest_numbers_of_the_contract_are_no_0() -> None:
+    least = 2.0**-149
+    for name in NUMBERS:
+        assert getattr(completion(**{name: least}), name) == least
+        assert getattr(completion(**{name: np.nextafter(2.0**-150, 1)}), name) == least
+        assert getattr(completion(**{name: -0.0}), name) == 0
+
+
 UNKNOWN = "unknown_parameter"
 INVALID = "invalid_value"
 
@@ -144,6 +160,11 @@ INVALID = "invalid_value"
         ({"temperature": "hot"}, "temperature", INVALID),
         ({"temperature": float("nan")}, "temperature", INVALID),
         ({"temperature": float("inf")}, "temperature", INVALID),
+        *[({name: 1e-300}, name, INVALID) for name in NUMBERS],
+        ({"min_p": 2.0**-150}, "min_p", INVALID),
+        ({"logit_bias": {"3": -1e-300}}, "logit_bias.3", INVALID),
+        ({"stream_tokens": True}, "stream_tokens", INVALID),
+        ({"stream_tokens": True, "stream": False}, "stream_tokens", INVALID),
         ({"seed": -1}, "seed", INVALID),
         ({"seed": 2**64}, "seed", INVALID),
         ({"priority": 2**31}, "priority", INVALID),

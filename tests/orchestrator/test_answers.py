@@ -137,14 +137,6 @@ async def test_all_answers_run_at_once(usual: Stack) -> None:
     assert len((await usual.generate(max_tokens=TOKENS, n=3)).further_answers) == 2
 
 
-@pytest.mark.parametrize("slots", [1, 2])
-async def test_with_fewer_slots_than_answers_they_come_one_after_the_other(usual: Stack, slots: int) -> None:
-    usual.teacher.slots = asyncio.Semaphore(slots)
-    whole, parts = await asyncio.gather(usual.generate(max_tokens=TOKENS, n=5), usual.stream(max_tokens=TOKENS, n=3))
-    assert [list(answer.token_ids) for answer in answers_of(whole)] == [GREEDY] * 5
-    assert [[t for part in streamed(parts, i) for t in part.token_ids] for i in range(3)] == [GREEDY] * 3
-
-
 async def test_each_answer_survives_the_loss_of_its_session(usual: Stack) -> None:
     usual.teacher.on_verify = losing({3, 5, 8})
     response = await usual.generate(max_tokens=TOKENS, n=3)

@@ -19,7 +19,7 @@ def write(slot: Slot, rows: int, first_row: int = 0, base: float = 0.0) -> None:
     numbers = torch.arange(first_row, rows, dtype=torch.float32) + base
     states = numbers[None, None, :, None].expand(1, SHAPE.kv_heads, -1, SHAPE.head_dim)
     for layer in range(SHAPE.layers):
-        slot.update(states, -states, layer)
+        slot.write(layer, states, -states)
 
 
 def keys(slot: Slot) -> list[float]:

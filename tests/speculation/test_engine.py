@@ -10,6 +10,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from eagle_pangu.speculation.engine import Engine, NoInvarianceError
+from eagle_pangu.speculation.segment import Segment
 from eagle_pangu.speculation.tree import TokenTree
 from protos.errors import InvalidFieldError
 from tests.models import ARCHITECTURES
@@ -146,7 +147,7 @@ def test_a_tree_grown_level_by_level_equals_the_tree_at_once(tmp_path: Path) -> 
     target.abort(slot)
     for start, end in ((0, 1), (1, 3), (3, 6), (6, 8)):
         level = TokenTree.build(tree.token_ids[:end], tree.parents[:end])
-        assert torch.equal(target.grow(slot, level, start).logits, at_once[start:end])
+        assert torch.equal(target.run([Segment(slot, level, start)])[0].logits, at_once[start:end])
 
 
 def test_features_are_the_hidden_states_at_the_entries_of_three_layers(tmp_path: Path) -> None:

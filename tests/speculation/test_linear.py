@@ -34,6 +34,22 @@ def test_the_probe_finds_exactly_the_counts_that_agree_with_the_reference() -> N
     assert counts == tuple(sorted(good))
 
 
+def test_the_probe_sees_what_rounding_hides() -> None:
+    """All counts agree once rounded; of the class are those that agree before, and none that computes otherwise."""
+
+    class Rounding(CountingKernel):
+        def __call__(self, inputs: torch.Tensor) -> torch.Tensor:
+            return self.unrounded(inputs).to(torch.bfloat16)
+
+        def unrounded(self, inputs: torch.Tensor) -> torch.Tensor:
+            if inputs.shape[0] == 1:
+                return super().__call__(inputs.float()).to(torch.bfloat16)
+            return super().__call__(inputs.float())
+
+    kernel = Rounding({1, 4, 16, 24})
+    assert probe_row_counts(kernel, 8, torch.bfloat16, torch.device("cpu"), 256) == (4, 16, 24)
+
+
 def test_the_probe_tries_no_more_rows_than_will_be_run() -> None:
     kernel = CountingKernel(set(range(1, 300)))
     counts = probe_row_counts(kernel, 8, torch.float32, torch.device("cpu"), 17)
@@ -71,3 +87,20 @@ def test_a_draft_s_weight_of_zeros_stays_zero() -> None:
     layer = nn.Linear(8, 4, bias=False)
     nn.init.zeros_(layer.weight)
     assert torch.equal(get_device("cpu").for_drafting().linear_kernel(layer)(torch.ones(3, 8)), torch.zeros(3, 4))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("rows", [1, 2, 40])
+def test_without_instructions_for_a_dtype_the_product_is_rounded_once(
+    monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, bias: bool, rows: int
+) -> None:
+    monkeypatch.setattr("eagle_pangu.speculation.devices.cpu._has_bfloat16_instructions", lambda: False)
+    torch.manual_seed(0)
+    layer = nn.Linear(96, 80, bias=bias, dtype=dtype)
+    inputs = torch.randn(1, rows, 96).to(dtype)
+    with torch.inference_mode():
+        wide = layer.double()(inputs.double())
+        got = get_device("cpu").linear_kernel(layer.to(dtype))(inputs)
+    assert got.dtype == dtype
+    torch.testing.assert_close(got.double(), wide, rtol=torch.finfo(dtype).eps, atol=1e-5)

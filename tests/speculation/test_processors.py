@@ -1,11 +1,9 @@
-"""Processors and warpers: each agrees with transformers' own, row by row, with the history of plain decoding."""
+"""Processors: each agrees with transformers' own, row by row, with the history of plain decoding."""
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -16,19 +14,16 @@ from hypothesis import strategies as st
 from transformers import LogitsProcessor
 from transformers.generation.logits_process import (
     MinNewTokensLengthLogitsProcessor,
-    MinPLogitsWarper,
     NoBadWordsLogitsProcessor,
+    PrefixConstrainedLogitsProcessor,
     RepetitionPenaltyLogitsProcessor,
     SequenceBiasLogitsProcessor,
-    TemperatureLogitsWarper,
-    TopKLogitsWarper,
-    TopPLogitsWarper,
 )
 
 from eagle_pangu.speculation.history import Histories
 from eagle_pangu.speculation.index_guard import IndexGuard
 from eagle_pangu.speculation.parameters import SamplingParameters
-from eagle_pangu.speculation.processors import best_tokens, best_values, likely, process
+from eagle_pangu.speculation.processors import process
 from eagle_pangu.speculation.tree import TokenTree
 from tests.trees import token_trees
 
@@ -90,10 +85,7 @@ def openai(frequency: float, presence: float) -> Reference:
 
 
 def only(*allowed: int) -> Reference:
-    def processed(history: list[int], answer_start: int, logits: torch.Tensor) -> torch.Tensor:
-        return torch.tensor([value if i in allowed else BANNED for i, value in enumerate(logits.tolist())])
-
-    return processed
+    return theirs(lambda _: PrefixConstrainedLogitsProcessor(lambda _row, _history: list(allowed), num_beams=1))
 
 
 BAD_WORDS = ((3,), (39,), (5, 6), (1, 1), (1, 2, 3), (0, 1, 2, 3, 4), (1, 7))
@@ -200,96 +192,3 @@ def test_histories_end_and_count_as_plain_decoding_does(case: Case, length: int)
         assert Counter(dict(zip(token_ids.tolist(), counts[row].tolist(), strict=True))) == Counter(
             history[case.answer_start :]
         )
-
-
-# ---- warpers ---------------------------------------------------------------------------------------------------------
-
-DRAWN = SamplingParameters(temperature=1.0)
-WARPERS: dict[str, tuple[SamplingParameters, list[LogitsProcessor]]] = {
-    "temperature": (replace(DRAWN, temperature=0.7), [TemperatureLogitsWarper(0.7)]),
-    "top-k": (replace(DRAWN, top_k=5), [TopKLogitsWarper(5)]),
-    "top-k of all": (replace(DRAWN, top_k=1000), [TopKLogitsWarper(1000)]),
-    "top-p": (replace(DRAWN, top_p=0.8), [TopPLogitsWarper(0.8)]),
-    "tiny top-p": (replace(DRAWN, top_p=1e-9), [TopPLogitsWarper(1e-9)]),
-    "min-p": (replace(DRAWN, min_p=0.1), [MinPLogitsWarper(0.1)]),
-    "largest min-p": (replace(DRAWN, min_p=1.0), [MinPLogitsWarper(1.0)]),
-    "all": (
-        SamplingParameters(temperature=1.6, top_k=9, top_p=0.9, min_p=0.05),
-        [TemperatureLogitsWarper(1.6), TopKLogitsWarper(9), TopPLogitsWarper(0.9), MinPLogitsWarper(0.05)],
-    ),
-}
-
-
-def warp(scores: torch.Tensor, parameters: SamplingParameters) -> torch.Tensor:
-    """[rows, vocab] as warpers give them: -inf at what is not sampled from."""
-    scores = scores / parameters.temperature
-    if not parameters.truncates:
-        return scores
-    rows, token_ids, values = likely(scores, parameters)
-    assert torch.equal(rows * scores.shape[1] + token_ids, (rows * scores.shape[1] + token_ids).sort().values)
-    warped = torch.full_like(scores, BANNED)
-    warped[rows, token_ids] = values
-    return warped
-
-
-@pytest.mark.parametrize("vocab", [1, 9, 40, 2000])  # 2000: sorted as a whole
-@pytest.mark.parametrize(("parameters", "warpers"), WARPERS.values(), ids=WARPERS)
-def test_distinct_scores_are_warped_as_transformers_does(
-    parameters: SamplingParameters, warpers: list[LogitsProcessor], vocab: int
-) -> None:
-    scores = 3 * torch.randn(20, vocab, generator=torch.Generator().manual_seed(vocab))
-    scores[:, 1::7] = BANNED
-    before = scores.clone()
-    expected = scores
-    for warper in warpers:
-        expected = warper(torch.zeros(20, 1, dtype=torch.int64), expected)
-    assert torch.equal(warp(scores, parameters), expected)
-    assert torch.equal(scores, before)
-
-
-def plainly_warped(scores: list[float], parameters: SamplingParameters) -> list[float]:
-    """Best first, ties by smaller id: the fewest that the rules ask for."""
-    alive = sorted((i for i, score in enumerate(scores) if score > BANNED), key=lambda i: (-scores[i], i))
-    alive = alive[: parameters.top_k or None]
-    weights = [math.exp(scores[i] - scores[alive[0]]) for i in alive]
-    mass, kept = 0.0, []
-    for token_id, weight in zip(alive, weights, strict=True):
-        if mass < parameters.top_p and weight >= parameters.min_p:
-            kept.append(token_id)
-        mass += weight / sum(weights)
-    return [score if i in kept else BANNED for i, score in enumerate(scores)]
-
-
-@given(
-    st.lists(st.lists(st.sampled_from([BANNED, 0.0, 0.5, 1.0, 3.0]), min_size=12, max_size=12), min_size=1, max_size=4),
-    st.sampled_from([0, 1, 3, 11, 12, 50]),
-    st.sampled_from([1.0, 0.913, 0.5, 0.017]),
-    st.sampled_from([0.0, 0.07, 0.51, 1.0]),
-)
-def test_of_equal_scores_the_smaller_ids_are_kept(
-    scores: list[list[float]], top_k: int, top_p: float, min_p: float
-) -> None:
-    for row in scores:
-        row[5] = 1.0  # one at least is not banned
-    parameters = replace(DRAWN, top_k=top_k, top_p=top_p, min_p=min_p)
-    assert warp(torch.tensor(scores), parameters).tolist() == [plainly_warped(row, parameters) for row in scores]
-
-
-@pytest.mark.parametrize(("parameters", "_"), WARPERS.values(), ids=WARPERS)
-def test_a_row_has_the_same_bits_alone(parameters: SamplingParameters, _: object) -> None:
-    scores = (3 * torch.randn(9, 5000, generator=torch.Generator().manual_seed(1))).bfloat16().float()
-    together = warp(scores, parameters)
-    for row in range(9):
-        assert torch.equal(warp(scores[row : row + 1], parameters)[0], together[row])
-
-
-@pytest.mark.parametrize("count", [1, 50, 256, 257, 700])
-def test_the_best_values_ascend(count: int) -> None:
-    scores = torch.randn(3, 700, generator=torch.Generator().manual_seed(count))
-    assert torch.equal(best_values(scores, count), scores.sort(dim=-1).values[:, -count:])
-
-
-def test_banned_tokens_are_never_among_the_best() -> None:
-    scores = torch.tensor([[BANNED, 1.0, BANNED], [2.0, BANNED, 3.0]])
-    rows, ids = best_tokens(scores, best_values(scores, 2), torch.zeros(2, 1, dtype=torch.int64))
-    assert (rows.tolist(), ids.tolist()) == ([0, 1, 1], [1, 0, 2])

@@ -1,5 +1,7 @@
 """An engine with known logits, in the shape of `eagle_pangu.speculation.engine.Engine`, and no model.
 
+`commit` and `run` are all that it does, as sessions and scheduler call it; `drive` stands in for both of these.
+
 The token after a history is a pure function of the whole history, so a wrong commit, a wrong path or a mutated slot
 shows in the next token. A hook before each pass lets a test hold the worker, or make a pass fail.
 """
@@ -8,15 +10,22 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import TypeVar
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 
+from eagle_pangu.speculation.devices.base import Memory
 from eagle_pangu.speculation.engine import ForwardResult, Numerics
+from eagle_pangu.speculation.segment import Segment
 from eagle_pangu.speculation.tree import TokenTree
+from teacher_service.passes import Passed, PassShare
+from teacher_service.replies import Chunk
+from teacher_service.session import Session, Steps
+
+T = TypeVar("T")
 
 VOCAB_SIZE = 97
 FEATURE_WIDTH = 6
@@ -93,12 +102,19 @@ class FakeSlot:
 
 
 class FakeEngine:
-    """`calls` holds one line a pass or commit, in the order of the worker."""
+    """`calls` holds one line a session's part of a pass, and one a commit, in the order of the worker; `passes` the
+    sessions of each pass."""
 
     def __init__(self) -> None:
         self.checkpoint = FakeCheckpoint()
         self.numerics = Numerics("float32", "bitwise", "reference", "")
+        self.device = SimpleNamespace(
+            name="cpu", synchronize=lambda: None, memory=lambda: Memory(self.free_bytes, self.free_bytes)
+        )
+        self.cache_shape = SimpleNamespace(bytes_per_token=2**14)
+        self.free_bytes = 2**40
         self.calls: list[str] = []
+        self.passes: list[int] = []
         self.before: Callable[[str], None] = lambda call: None
         self.slots: list[FakeSlot] = []
 
@@ -106,28 +122,31 @@ class FakeEngine:
         self.slots.append(FakeSlot(capacity))
         return self.slots[-1]
 
-    def prefill(
-        self,
-        slot: FakeSlot,
-        token_ids: NDArray[np.int64],
-        *,
-        want_logits: bool,
-        want_features: bool = False,
-        every_row: bool = False,
-    ) -> ForwardResult:
-        self._pass(f"prefill {slot.committed_length}+{len(token_ids)} of {(slot.history + token_ids.tolist())[0]}")
-        histories = [slot.history + token_ids[: n + 1].tolist() for n in range(len(token_ids))]
-        slot.history = histories[-1]
-        scored = histories if every_row else histories[-1:]
-        return self._result(histories, scored if want_logits else None, want_features)
+    def run(self, segments: Sequence[Segment]) -> list[ForwardResult]:
+        """Where a hook fails, nothing has happened yet."""
+        self.passes.append(len(segments))
+        for segment in segments:
+            slot, tokens = segment.slot, segment.tree.token_ids.tolist()
+            if segment.final:
+                self._pass(f"prefill {slot.committed_length}+{segment.rows} of {(slot.history + tokens)[0]}")
+            else:
+                self._pass(f"verify {segment.rows} of {slot.history[0]}")
+        return [self._read(segment) if segment.final else self._verify(segment) for segment in segments]
 
-    def verify(self, slot: FakeSlot, tree: TokenTree, *, want_features: bool = False) -> ForwardResult:
-        self._pass(f"verify {tree.rows} of {slot.history[0]}")
+    def _read(self, segment: Segment) -> ForwardResult:
+        slot, tokens = segment.slot, segment.tree.token_ids.tolist()
+        histories = [slot.history + tokens[: n + 1] for n in range(len(tokens))]
+        slot.history = histories[-1]
+        scored = None if segment.logits_from is None else histories[segment.logits_from :]
+        return self._result(histories, scored, segment.want_features)
+
+    def _verify(self, segment: Segment) -> ForwardResult:
+        slot, tree = segment.slot, segment.tree
         assert slot.committed_length + tree.rows <= slot.capacity
         slot.branch = tree
         paths = [tree.ancestors[row, : depth + 1] for row, depth in enumerate(tree.depth)]
         histories = [slot.history + tree.token_ids[path].tolist() for path in paths]
-        return self._result(histories, histories, want_features)
+        return self._result(histories, histories, segment.want_features)
 
     def commit(self, slot: FakeSlot, rows: Sequence[int]) -> None:
         self._pass(f"commit {list(rows)} of {slot.history[0]}")
@@ -149,7 +168,39 @@ class FakeEngine:
             logits = torch.zeros(len(scored), VOCAB_SIZE)
             logits[torch.arange(len(scored)), torch.tensor([next_token(history) for history in scored])] = MARGIN
         features = torch.tensor([feature_row(history) for history in histories]).bfloat16() if want_features else None
-        return ForwardResult(logits, features)
+        return ForwardResult(len(histories), logits, features)
+
+
+def drive(engine: FakeEngine, steps: Steps[T]) -> T:
+    """Everything that a session asks for, alone."""
+    try:
+        request = next(steps)
+        while True:
+            request = _answered(engine, steps, request)
+    except StopIteration as stop:
+        return stop.value
+
+
+def chunks_of(engine: FakeEngine, session: Session) -> Iterator[Chunk]:
+    """The chunks of a session's prompt, each computed when it is asked for."""
+    got: list[Chunk] = []
+    steps = session.prefill(got.append)
+    request = next(steps)
+    while request is not None:
+        try:
+            request = _answered(engine, steps, request)
+        except StopIteration:
+            request = None
+        yield got.pop()
+
+
+def _answered(engine: FakeEngine, steps: Steps[T], request: Segment | Session) -> Segment | Session:
+    try:
+        segment = request if isinstance(request, Segment) else request.chunk(request.prepare())
+        [result] = engine.run([segment])
+    except Exception as error:  # noqa: BLE001 -- the session's to handle
+        return steps.throw(error)
+    return steps.send(Passed(result, PassShare(1, segment.rows, 0)))
 
 
 class Gate:

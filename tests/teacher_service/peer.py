@@ -40,7 +40,7 @@ async def serving(engine: Any, **changes: Any) -> AsyncIterator[Served]:
     """A teacher over `engine` (or over a function that builds one) on a port of its own, for STORY_SECONDS at most."""
     settings = SETTINGS.model_copy(update=changes)
     build = engine if callable(engine) else lambda _settings: engine
-    service = TeacherService(settings, build)
+    service = TeacherService(settings, build, measure=lambda engine: ())
     async with (
         asyncio.timeout(STORY_SECONDS),
         running(service, settings) as port,

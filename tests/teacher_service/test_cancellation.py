@@ -8,6 +8,7 @@ import grpc
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from structlog.testing import capture_logs
 
 from eagle_pangu.speculation.tree import TokenTree
 from tests.teacher_service.fakes import FakeEngine, Gate, answer, root_only
@@ -19,7 +20,7 @@ FIRST, SECOND, THIRD = answer(PROMPT, 3)
 
 
 @pytest.mark.parametrize("place", ["prefill", "verify"])
-async def test_a_session_cancelled_while_the_model_works_for_it_frees_its_slot_at_once(place):
+async def test_a_session_cancelled_while_the_model_works_for_it_frees_its_slot_once_its_pass_is_over(place):
     engine = FakeEngine()
     gate = Gate(engine, place)
     async with serving(engine, prefill_chunk=4) as served:
@@ -30,9 +31,11 @@ async def test_a_session_cancelled_while_the_model_works_for_it_frees_its_slot_a
             await session.send_verify(1, P, 0, TokenTree.root_only(FIRST))
         await gate.reached()
         session.call.cancel()
-        await served.service.slots.idle()  # its pass is still held
+        await until(lambda: served.service.worker.heartbeat().waiting == 1)  # its end, behind the pass that is held
+        assert served.service.slots.in_use == 1
         engine.before = lambda call: None
         gate.let()
+        await served.service.slots.idle()
         assert await served.session().decode([1, 2, 3], 5, root_only) == answer([1, 2, 3], 5)
         assert len([call for call in engine.calls if call.startswith("prefill") and call.endswith("of 11")]) <= 2
         assert "prefill 4+2 of 11" not in engine.calls or place == "verify"
@@ -41,18 +44,19 @@ async def test_a_session_cancelled_while_the_model_works_for_it_frees_its_slot_a
 async def test_a_session_cancelled_while_its_work_waits_takes_it_out_of_the_models_queue():
     engine = FakeEngine()
     gate = Gate(engine, "prefill")
-    async with serving(engine) as served:
-        first, second = served.session(), served.session()
-        await first.send_open(PROMPT)
-        await gate.reached()
-        await second.send_open([1, 2, 3])
-        await until(lambda: served.service.executor.heartbeat().waiting == 1)
-        second.call.cancel()
-        await until(lambda: served.service.slots.in_use == 1)
-        gate.let(2)
-        await first.read_prefilled()
-        assert engine.calls == ["prefill 0+4 of 11", "prefill 4+2 of 11"]
-        assert served.service.slots.in_use == 1
+    with capture_logs() as lines:
+        async with serving(engine) as served:
+            first, second = served.session(), served.session()
+            await first.send_open(PROMPT)
+            await gate.reached()
+            await second.send_open([1, 2, 3])
+            await until(lambda: served.service.worker.heartbeat().waiting == 1)
+            second.call.cancel()
+            await until(lambda: lines[-1]["event"] == "session ended")
+            gate.let(2)
+            await first.read_prefilled()
+            assert engine.calls == ["prefill 0+4 of 11", "prefill 4+2 of 11"]
+            await until(lambda: served.service.slots.in_use == 1)
 
 
 async def test_a_session_cancelled_between_rounds_frees_its_slot():

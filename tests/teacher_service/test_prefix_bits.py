@@ -15,7 +15,7 @@ from teacher_service.opening import Limits
 from teacher_service.prefix_cache import PrefixCache
 from teacher_service.session import Session
 from tests.models import tiny_llama
-from tests.teacher_service.fakes import root_only
+from tests.teacher_service.fakes import chunks_of, root_only
 from tests.teacher_service.openings import opening
 from tests.teacher_service.peer import serving
 from tests.teacher_service.test_real_engine import PROMPT
@@ -79,7 +79,7 @@ def test_only_the_columns_that_are_reused_are_copied(engine, ended):
     """What lies behind them is poisoned, in the source and in the slot that starts from it."""
     cache, prompt = PrefixCache(1000), np.array(START)
     first = Session(engine, opening(prompt=prompt), LIMITS, 100, cache)
-    first.prefill_next()
+    next(chunks_of(engine, first))
     _poison(first._slot, from_column=50)
     if ended:
         first.close()
@@ -94,7 +94,8 @@ def test_only_the_columns_that_are_reused_are_copied(engine, ended):
 
     engine.open_slot = poisoned
     try:
-        assert later.prefill_next().first_token == cold.prefill_next().first_token
+        warm, whole = (next(chunks_of(engine, session)) for session in (later, cold))
+        assert warm.first_token == whole.first_token
     finally:
         engine.open_slot = opened
     assert later.cached_tokens == 50

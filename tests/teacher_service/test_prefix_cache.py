@@ -10,7 +10,16 @@ from hypothesis import strategies as st
 from teacher_service.prefix_cache import PrefixCache
 from teacher_service.round import Round
 from teacher_service.session import Session
-from tests.teacher_service.fakes import FakeEngine, answer, feature_row, half_right, next_token, root_only
+from tests.teacher_service.fakes import (
+    FakeEngine,
+    answer,
+    chunks_of,
+    drive,
+    feature_row,
+    half_right,
+    next_token,
+    root_only,
+)
 from tests.teacher_service.openings import LIMITS, opening
 
 LONG = [7, 1, 4, 4, 9, 2, 6, 6]
@@ -22,11 +31,9 @@ class Talk:
     def __init__(self, cache: PrefixCache, prompt: list[int], chunk: int = 3, **wishes) -> None:
         self.engine = FakeEngine()
         self.session = Session(self.engine, opening(prompt=np.array(prompt), **wishes), LIMITS, chunk, cache)
-        self.committed, self.features, first = list(prompt), [], None
-        while first is None:
-            chunk_features, _, first = self.session.prefill_next()
-            self.features.append(chunk_features)
-        self.next, self.round, self.accepted = first.token_id, 0, []
+        chunks = list(chunks_of(self.engine, self.session))
+        self.committed, self.features = list(prompt), [chunk.features for chunk in chunks]
+        self.next, self.round, self.accepted = chunks[-1].first_token.token_id, 0, []
         assert self.next == next_token(prompt)
 
     def go_on(self, tree_of=half_right, keep: int | None = None) -> None:
@@ -41,7 +48,7 @@ class Talk:
         message = Round(4, self.round, len(self.committed), commit, tree)
         assert self.session.check(message) is None
         self.session.commit(message)
-        verdict = self.session.verify(message)
+        verdict = drive(self.engine, self.session.verify(message))
         self.accepted = [int(tree.token_ids[row]) for row in verdict.accepted_rows]
         assert verdict.next_token_id == next_token([*self.committed, self.root, *self.accepted])
 
@@ -182,36 +189,55 @@ def test_nobody_starts_from_a_session_whose_pass_failed(place, ended):
 
     engine.before = fail
     session = Session(engine, opening(prompt=np.array(LONG)), LIMITS, 3, cache)
-    session.prefill_next()
+    reading = chunks_of(engine, session)
+    next(reading)
     with pytest.raises(RuntimeError, match=place):
-        _to_the_end(session)
+        _to_the_end(session, reading)
     if ended:
         session.close()
         assert figures(cache) == (0, 0)
     assert Talk(cache, LONG).cached == 0
 
 
-def _to_the_end(session: Session) -> None:
+def _to_the_end(session: Session, reading) -> None:
     """Prefill and two rounds."""
-    while session.prefill_next().first_token is None:
-        pass
+    list(reading)
     for number, history in enumerate(([*LONG, next_token(LONG)], [*LONG, *answer(LONG, 2)]), 1):
         message = Round(4, number, len(history) - 1, 0, root_only(history))
         assert session.check(message) is None
         session.commit(message)
-        session.verify(message)
+        drive(session._engine, session.verify(message))
 
 
 def test_a_session_that_ends_half_way_through_its_prompt_serves_as_far_as_it_came():
     cache = PrefixCache(100)
-    session = Session(FakeEngine(), opening(prompt=np.array(LONG)), LIMITS, 3, cache)
-    session.prefill_next()
+    engine = FakeEngine()
+    session = Session(engine, opening(prompt=np.array(LONG)), LIMITS, 3, cache)
+    reading = chunks_of(engine, session)
+    next(reading)
     assert Talk(cache, LONG).cached == 3
     session.close()
     assert Talk(cache, LONG).cached == 7  # of the one before this one
     idle = Session(FakeEngine(), opening(prompt=np.array([9, 9])), LIMITS, 3, cache)
     idle.close()
     assert figures(cache) == (3, 1)
+
+
+@pytest.mark.parametrize("place", ["prefill", "verify"])
+def test_a_session_given_up_while_it_waits_for_a_pass_serves_as_far_as_it_came(place):
+    cache = PrefixCache(100)
+    if place == "prefill":
+        engine = FakeEngine()
+        session = Session(engine, opening(prompt=np.array(LONG)), LIMITS, 3, cache)
+        next(chunks_of(engine, session))
+        steps = session.prefill(lambda chunk: None)
+    else:
+        session = Talk(cache, LONG).session
+        steps = session.verify(Round(4, 1, len(LONG), 0, root_only([*LONG, next_token(LONG)])))
+    next(steps)
+    steps.close()
+    session.close()
+    assert Talk(cache, [*LONG, 1]).cached == (3 if place == "prefill" else len(LONG))
 
 
 @pytest.mark.parametrize("ended", [False, True])

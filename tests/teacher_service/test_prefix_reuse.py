@@ -90,14 +90,14 @@ async def test_a_session_cancelled_in_a_pass_is_kept_after_it_and_serves_who_wai
         await gate.reached()
         await second.send_open(LATER)
         first.call.cancel()
-        assert (await second.read()).HasField("opened")  # its slot came free while the pass is still held
         gate.let()
+        assert (await second.read()).HasField("opened")
         while not (response := await second.read()).HasField("prefilled"):
             pass
         assert response.prefilled.cached_tokens == P
 
 
-async def test_draining_waits_for_sessions_and_not_for_what_is_kept_of_them():
+async def test_draining_waits_for_what_is_kept_of_the_sessions_and_stopping_does_not():
     engine = FakeEngine()
     gate = Gate(engine, "prefill 0+")
     async with serving(engine) as served:
@@ -105,13 +105,14 @@ async def test_draining_waits_for_sessions_and_not_for_what_is_kept_of_them():
         await session.send_open(PROMPT)
         await gate.reached()
         session.call.cancel()
-        await served.service.drained()
-        assert served.service.executor.heartbeat().waiting == 1  # what is to be kept, behind the pass that is held
+        await until(lambda: served.service.worker.heartbeat().waiting == 1)  # what is to be kept, behind the held pass
+        drained = asyncio.create_task(served.service.drained())
         stopping = asyncio.create_task(served.service.stop())
-        await until(lambda: served.service.executor.heartbeat().waiting == 0)
+        await until(lambda: served.service.worker.heartbeat().waiting == 0)
+        await drained
         gate.let()
         await stopping
-        assert (await stats(served)).entries == 0  # dropped with the executor
+        assert (await stats(served)).entries == 0  # dropped with the worker
 
 
 async def test_with_the_cache_off_every_session_reads_its_prompt():

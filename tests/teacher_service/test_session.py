@@ -16,6 +16,8 @@ from tests.teacher_service.fakes import (
     VOCAB_SIZE,
     FakeEngine,
     answer,
+    chunks_of,
+    drive,
     feature_row,
     next_token,
 )
@@ -26,8 +28,7 @@ def opened(chunk: int = 256, **changes) -> tuple[Session, FakeEngine, int]:
     """A session after prefill, its engine, and the first answer token."""
     engine = FakeEngine()
     session = Session(engine, opening(**changes), LIMITS, chunk, PrefixCache(0))
-    while (first := session.prefill_next().first_token) is None:
-        pass
+    first = list(chunks_of(engine, session))[-1].first_token
     return session, engine, first.token_id
 
 
@@ -37,7 +38,7 @@ def ask(session: Session, number: int, committed_length: int, commit: int, tree:
     if stored is not None:
         return stored
     session.commit(message)
-    return session.verify(message)
+    return drive(session._engine, session.verify(message))
 
 
 def tree_that_accepts(history: list[int], rows: int, accepted: int) -> TokenTree:
@@ -49,13 +50,12 @@ def tree_that_accepts(history: list[int], rows: int, accepted: int) -> TokenTree
 
 @pytest.mark.parametrize("chunk", [1, 2, 4, 5, 100])
 def test_chunked_and_whole_prefill_decide_the_same_token_and_send_the_same_features(chunk):
-    session = Session(FakeEngine(), opening(want_features=True), LIMITS, chunk, PrefixCache(0))
-    starts, rows, first = [], [], None
-    while first is None:
-        features, _, first = session.prefill_next()
-        starts.append(features.start)
-        rows.append(features.bits)
-    assert first == (next_token(PROMPT), MARGIN, None)
+    engine = FakeEngine()
+    session = Session(engine, opening(want_features=True), LIMITS, chunk, PrefixCache(0))
+    chunks = list(chunks_of(engine, session))
+    starts = [chunk.features.start for chunk in chunks]
+    rows = [chunk.features.bits for chunk in chunks]
+    assert chunks[-1].first_token == (next_token(PROMPT), MARGIN, None)
     assert starts == list(range(0, len(PROMPT), chunk))
     bits = np.concatenate(rows)
     assert bits.dtype == np.uint16

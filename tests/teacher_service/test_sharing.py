@@ -15,7 +15,7 @@ P = len(PROMPT)
 FIRST = answer(PROMPT, 1)[0]
 
 
-async def test_a_long_prefill_delays_another_sessions_round_by_one_chunk_at_most():
+async def test_a_long_prefill_keeps_another_sessions_round_waiting_for_one_chunk_and_shares_the_next_with_it():
     engine = FakeEngine()
     async with serving(engine, prefill_chunk=4) as served:
         quick, slow = served.session(), served.session()
@@ -25,12 +25,14 @@ async def test_a_long_prefill_delays_another_sessions_round_by_one_chunk_at_most
         await slow.send_open([50] * 20)
         await gate.reached()  # the first of five chunks is under way
         answering = asyncio.create_task(quick.verify(1, 3, 0, TokenTree.root_only(next_token([1, 2, 3]))))
-        await until(lambda: served.service.executor.heartbeat().waiting == 1)
-        gate.let()
-        assert (await answering).HasField("verdict")  # while four chunks are still held
+        await until(lambda: served.service.worker.heartbeat().waiting == 1)
+        gate.let(2)
+        verdict = (await answering).verdict  # while three chunks are still held
         await gate.reached()
-        assert engine.calls == ["prefill 0+4 of 50", "verify 1 of 1", "prefill 4+4 of 50"]
-        gate.let(4)
+        await gate.reached()
+        assert engine.calls == ["prefill 0+4 of 50", "verify 1 of 1", "prefill 4+4 of 50", "prefill 8+4 of 50"]
+        assert (verdict.timings.batch_sessions, verdict.timings.batch_rows) == (2, 5)
+        gate.let(3)
         await slow.read_prefilled()
 
 
@@ -42,10 +44,10 @@ async def test_a_long_prefill_does_not_hold_back_another_sessions_opening():
         await slow.send_open([50] * 20)
         await gate.reached()
         await quick.send_open([1, 2, 3])
-        await until(lambda: served.service.executor.heartbeat().waiting == 1)
-        gate.let(2)
+        await until(lambda: served.service.worker.heartbeat().waiting == 1)
+        gate.let(3)
         await quick.read_prefilled()
-        assert engine.calls[:2] == ["prefill 0+4 of 50", "prefill 0+3 of 1"]
+        assert engine.calls[:3] == ["prefill 0+4 of 50", "prefill 0+3 of 1", "prefill 4+1 of 50"]
         gate.let(4)
         await slow.read_prefilled()
 
@@ -59,7 +61,7 @@ async def test_the_event_loop_answers_while_the_model_computes():
         await gate.reached()
         model = await served.stub.GetModel(teacher_pb2.GetModelRequest())
         assert model.free_slots == 1
-        assert served.service.executor.heartbeat().busy_since is not None
+        assert served.service.worker.heartbeat().busy_since is not None
         gate.let(2)
         await session.read_prefilled()
 

@@ -1,20 +1,23 @@
-"""Tree attention for unmodified transformers models: registered under one name, it follows the forward pass's plan.
+"""Tree attention for unmodified transformers models: registered under one name, it follows the forward pass's layout.
 
 transformers looks the function up by ``config._attn_implementation`` and hands it whatever keyword arguments the model
-was called with; ours are `plan` and `kernel`. The mask function registered beside it builds nothing: the plan is the
-mask.
+was called with; ours is `layout`. The mask function registered beside it builds nothing: the plans of the sessions are
+the mask.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 from transformers import AttentionInterface, AttentionMaskInterface
 
 from eagle_pangu.speculation.plan import ForwardPlan
+
+if TYPE_CHECKING:
+    from eagle_pangu.speculation.layouts import Layout
 
 TREE_ATTENTION = "eagle_pangu_tree"
 
@@ -58,15 +61,14 @@ def _tree_attention(
     attention_mask: torch.Tensor | None,
     *,
     scaling: float,
-    plan: ForwardPlan,
-    kernel: AttentionKernel,
+    layout: Layout,
     **kwargs: Any,
 ) -> tuple[torch.Tensor, None]:
-    return grouped_attention(query, key, value, plan, kernel, scaling), None
+    return layout.attend(int(module.layer_idx), query, key, value, scaling), None  # type: ignore[arg-type]
 
 
 def _no_mask(*args: Any, **kwargs: Any) -> None:
-    """The plan is the mask."""
+    """The plans are the mask."""
 
 
 AttentionInterface.register(TREE_ATTENTION, _tree_attention)

@@ -56,7 +56,9 @@ class Device(Protocol):
         Args:
             query: [kv_heads, rows, head_dim].
             key, value: [kv_heads, columns, head_dim], never repeated over query heads.
-            keep: [rows, columns] bool, True where a row may attend; the device translates the convention.
+            keep: [rows, columns] bool, True where a row may attend; the device translates the convention. A batch of
+                several sessions has its own mask for each of them: heads are batch * kv_heads then, and keep
+                [1, batch * kv_heads, rows, columns].
             scale: factor of the scores.
 
         Returns:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 
 import numpy as np
 import pytest
@@ -43,14 +43,18 @@ class Seer:
         np.testing.assert_array_equal(features, FEATURES[start : start + len(features)])
         self.described += len(features)
 
-    def advance(self) -> bool:
+    def advance(self) -> Generator[str, str, None]:
         raise AssertionError
 
-    def propose(self, budget: Budget) -> TokenTree:
+    def propose(self, budget: Budget) -> Generator[str, str, TokenTree]:
+        assert (yield "a level") == "a level, computed"
         assert self.tokens == (PROMPT + RESPONSE)[: len(self.tokens)]
         assert self.described == len(self.tokens) - 1
         root = self.tokens[-1]
         return TokenTree.build([root, 7, *range(root + 1, root + 1 + budget.depth)], [0, 0, 0, 2])
+
+    def compute(self, requests: Sequence[str]) -> list[str]:
+        return [f"{request}, computed" for request in requests]
 
     def close(self) -> None:
         self.closed = True

@@ -18,7 +18,7 @@ from tests.orchestrator.scripted.teacher import ScriptedTeacher
 @dataclass
 class Asked:
     """What a plan sees. sequence: prompt and answer, the root last. number: of the question, from 0, over all
-    sessions. epoch, round: on the wire."""
+    sessions. epoch, round: on the wire. features: tokens whose features came with the question."""
 
     number: int
     epoch: int
@@ -26,6 +26,7 @@ class Asked:
     sequence: list[int]
     rows: int
     depth: int
+    features: int
 
 
 Planned = TokenTree | tree_pb2.TokenTree | teacher_pb2.Rejection | list[draft_pb2.ProposeResponse]
@@ -113,7 +114,8 @@ class ScriptedDraft(draft_pb2_grpc.DraftServiceServicer):
                 self._check(len(features) == len(sequence) - 1, f"{len(features)} features of {len(sequence) - 1}")
             round_before = propose.round
             budget = propose.budget
-            asked = Asked(len(self.asked), epoch, propose.round, list(sequence), budget.rows, budget.depth)
+            told = sum(each.count for each in propose.features)
+            asked = Asked(len(self.asked), epoch, propose.round, list(sequence), budget.rows, budget.depth, told)
             self.asked.append(asked)
             if self.on_propose is not None:
                 await self.on_propose(asked, context)

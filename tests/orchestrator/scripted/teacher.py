@@ -39,7 +39,8 @@ class ScriptedTeacher(teacher_pb2_grpc.TeacherServiceServicer):
     """Decides by `next_token`; `on_verify` runs before each verdict and may wait, abort or raise.
 
     Sessions wait for one of `slots`. What was prefilled before is cached, but for the last token of a prompt. With
-    `samples` a session that samples decides as if its seed came before the prompt.
+    `samples` a session that samples decides as if its seed came before the prompt. `advise`: rows for the round of a
+    number, from 1.
     """
 
     def __init__(self, next_token: NextToken = scrambled) -> None:
@@ -58,6 +59,7 @@ class ScriptedTeacher(teacher_pb2_grpc.TeacherServiceServicer):
         self.faults: list[str] = []
         self.on_open: Callable[[TeacherSessionRecord, grpc.aio.ServicerContext], Awaitable[None]] | None = None
         self.on_verify: Callable[[TeacherSessionRecord, grpc.aio.ServicerContext], Awaitable[None]] | None = None
+        self.advise: Callable[[int], int | None] = lambda number: None
         self.timings = teacher_pb2.TeacherTimings(queue_us=1, forward_us=20, commit_us=3, total_us=30)
 
     @property
@@ -138,6 +140,7 @@ class ScriptedTeacher(teacher_pb2_grpc.TeacherServiceServicer):
                 timings=self.timings,
                 logprobs=logprobs_of(history, first, opening.logprobs) if opening.HasField("logprobs") else None,
                 cached_tokens=0 if opening.HasField("prompt_logprobs") else self._cached(history),
+                advised_rows=self.advise(1),
             ),
         )
         self.prefilled.append(list(history))
@@ -178,6 +181,7 @@ class ScriptedTeacher(teacher_pb2_grpc.TeacherServiceServicer):
                     margins=[0.25] * (len(accepted) + 1),
                     features=features_of(len(history), pending) if opening.want_features else None,
                     timings=self.timings,
+                    advised_rows=self.advise(verify.round + 1),
                     logprobs=[logprobs_of(before[row], decided[row], opening.logprobs) for row in [0, *accepted]]
                     if opening.HasField("logprobs")
                     else [],
