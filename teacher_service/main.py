@@ -17,6 +17,7 @@ from eagle_pangu.speculation.devices import Device, get_device, resolve_dtype
 from eagle_pangu.speculation.engine import Engine
 from eagle_pangu.speculation.invariance import NoInvarianceError
 from eagle_pangu.speculation.models import ModelError, resolve_model
+from eagle_pangu.speculation.plan import whole_blocks
 from protos.v1 import teacher_pb2_grpc
 from teacher_service.advice import Advice
 from teacher_service.batching.registry import batching_of
@@ -27,7 +28,7 @@ from teacher_service.prefix_cache import PrefixCache
 from teacher_service.runtime import Runtime
 from teacher_service.scheduler import Scheduler
 from teacher_service.service import TeacherServicer
-from teacher_service.slots import Slots, columns
+from teacher_service.slots import Slots
 
 log = get_logger(__name__)
 
@@ -49,7 +50,7 @@ class TeacherService:
         build: Callable[[TeacherSettings], Engine] | None = None,
         measure: Callable[[Engine], Sequence[PassCost]] = measure_costs,
     ) -> None:
-        kv_tokens = columns(settings.kv_tokens) or settings.slots * columns(settings.slot_capacity)
+        kv_tokens = whole_blocks(settings.kv_tokens) or settings.slots * whole_blocks(settings.slot_capacity)
         self.slots = Slots(settings.slots, kv_tokens, settings.queue_limit, settings.queue_seconds)
         self.scheduler = Scheduler(batching_of(settings), settings.step_rows, settings.prefill_chunk)
         self.worker: BatchWorker[Request, Passed] = BatchWorker("model", self.scheduler)

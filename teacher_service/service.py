@@ -18,6 +18,7 @@ from grpc.aio import ServicerContext
 from eagle_pangu.serving.errors import FailedPreconditionError, UnavailableError
 from eagle_pangu.serving.logs import get_logger
 from eagle_pangu.serving.streams import next_message, require_open
+from eagle_pangu.speculation.plan import whole_blocks
 from protos.errors import InvalidFieldError, StaleMessageError
 from protos.v1 import teacher_pb2, teacher_pb2_grpc, tree_pb2
 from teacher_service import messages
@@ -29,7 +30,6 @@ from teacher_service.round import Round
 from teacher_service.runtime import Runtime
 from teacher_service.scheduler import Scheduler
 from teacher_service.session import Session, Steps
-from teacher_service.slots import columns
 
 log = get_logger(__name__)
 
@@ -89,7 +89,7 @@ class TeacherServicer(teacher_pb2_grpc.TeacherServiceServicer):
         opening = _read_open(first, runtime)
         structlog.contextvars.bind_contextvars(request_id=opening.request_id, epoch=opening.epoch)
         session = Session(runtime.engine, opening, runtime.limits, runtime.settings.prefill_chunk, runtime.prefixes)
-        lease = await runtime.slots.take(columns(opening.capacity), opening.priority)
+        lease = await runtime.slots.take(whole_blocks(opening.capacity), opening.priority)
         try:
             waited_us = _microseconds_since(received)
             pace = runtime.pace(opening)

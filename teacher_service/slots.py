@@ -11,14 +11,8 @@ from bisect import insort
 from typing import NamedTuple
 
 from eagle_pangu.serving.errors import ResourceExhaustedError, UnavailableError
-from eagle_pangu.speculation.plan import BLOCK
 
 RETRY_SECONDS = 1.0  # what a refused opener is told to wait; about the time of a short answer
-
-
-def columns(tokens: int) -> int:
-    """Tokens of KV that a slot for so many takes: whole blocks."""
-    return -(-tokens // BLOCK) * BLOCK
 
 
 class Lease:

@@ -113,12 +113,7 @@ class HeadEngine:
         """
         segments = [request.segment for request in requests]
         slots = [segment.slot for segment in segments]
-        plans = [
-            ForwardPlan(
-                segment.tree, segment.slot.committed_length, segment.first_row, self._group, self.device.torch_device
-            )
-            for segment in segments
-        ]
+        plans = [segment.plan(self._group) for segment in segments]
         for segment in segments:
             segment.slot.begin(segment.first_row, segment.tree.rows)
         layout = RaggedLayout(self._cache_layers, slots, plans, self._kernel)

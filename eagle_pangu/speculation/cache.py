@@ -12,7 +12,7 @@ from typing import Any, Literal, NamedTuple
 import torch
 from transformers.cache_utils import CacheLayerMixin
 
-from eagle_pangu.speculation.plan import BLOCK
+from eagle_pangu.speculation.plan import whole_blocks
 
 Branch = Literal["shared", "replicate"]
 
@@ -108,7 +108,7 @@ class Slot:
 
     def __init__(self, shape: CacheShape, capacity: int, branch: Branch = "shared") -> None:
         self.shape = shape
-        self.capacity = -(-capacity // BLOCK) * BLOCK
+        self.capacity = whole_blocks(capacity)
         self.committed_length = 0
         self.branch_rows = 0
         self._branch_kind = branch

@@ -222,7 +222,7 @@ class Engine:
         for segment in segments:
             if segment.first_row == 0:
                 segment.slot.abort()
-        plans = [self._plan(segment) for segment in segments]
+        plans = [segment.plan(self._group) for segment in segments]
         for segment in segments:
             segment.slot.begin(segment.first_row, segment.tree.rows)
         want_features = any(segment.want_features for segment in segments)
@@ -269,11 +269,6 @@ class Engine:
         else:
             parts = tuple(output[each.start : each.stop] for each in wanted)
         return [part if each else None for each, part in zip(wanted, parts, strict=True)]
-
-    def _plan(self, segment: Segment) -> ForwardPlan:
-        return ForwardPlan(
-            segment.tree, segment.slot.committed_length, segment.first_row, self._group, self.device.torch_device
-        )
 
     def _ragged(self, segments: Sequence[Segment], plans: Sequence[ForwardPlan]) -> Layout:
         return RaggedLayout(self._cache_layers, [segment.slot for segment in segments], plans, self._kernel)

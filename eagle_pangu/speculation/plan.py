@@ -19,6 +19,11 @@ BLOCK = 64
 """Columns of one block of the bitwise attention (numerics: B). Blocks lie at absolute positions."""
 
 
+def whole_blocks(columns: int) -> int:
+    """So many columns, filled up to whole blocks: what KV storage for them takes."""
+    return -(-columns // BLOCK) * BLOCK
+
+
 @dataclass(frozen=True, eq=False)
 class ForwardPlan:
     """One pass over rows ``first_row ...`` of a tree that stands on `committed` final tokens of one slot.
@@ -76,7 +81,7 @@ class ForwardPlan:
     def tail_columns(self) -> int:
         """Columns after `full_columns` in path order, up to the deepest row, filled up to whole blocks (T)."""
         deepest = self.committed + int(self.tree.depth.max()) + 1
-        return -(-(deepest - self.full_columns) // BLOCK) * BLOCK
+        return whole_blocks(deepest - self.full_columns)
 
     @cached_property
     def tail_index(self) -> torch.Tensor:

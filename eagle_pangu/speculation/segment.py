@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from eagle_pangu.speculation.cache import Slot
+from eagle_pangu.speculation.plan import ForwardPlan
 from eagle_pangu.speculation.tree import TokenTree
 
 
@@ -31,6 +32,10 @@ class Segment:
     def rows(self) -> int:
         """Rows computed."""
         return self.tree.rows - self.first_row
+
+    def plan(self, group: int) -> ForwardPlan:
+        """Where its rows stand and what they see, on the slot's device; `group` query heads share a KV head."""
+        return ForwardPlan(self.tree, self.slot.committed_length, self.first_row, group, self.slot.shape.device)
 
 
 def known_tokens(

@@ -16,18 +16,6 @@ from eagle_pangu.serving.work_items import WorkerClosedError, WorkItem
 from tests.serving.doubler import Doubler, asks, held, in_pass, queued
 
 
-@pytest.fixture
-def batcher() -> Doubler:
-    return Doubler()
-
-
-@pytest.fixture
-async def worker(batcher):
-    worker = BatchWorker("model", batcher)
-    yield worker
-    await worker.close()
-
-
 async def test_a_job_is_sent_what_each_of_its_passes_gave(worker, batcher):
     assert (await worker.step("a", asks(1, 2, 3))).value == [2, 4, 6]
     assert batcher.passes == [[1], [2], [3]]

@@ -9,19 +9,7 @@ from structlog.testing import capture_logs
 
 from eagle_pangu.serving.batch_worker import BatchWorker
 from eagle_pangu.serving.work_items import WorkerClosedError
-from tests.serving.doubler import Doubler, asks, held, queued
-
-
-@pytest.fixture
-def batcher() -> Doubler:
-    return Doubler()
-
-
-@pytest.fixture
-async def worker(batcher):
-    worker = BatchWorker("model", batcher)
-    yield worker
-    await worker.close()
+from tests.serving.doubler import asks, held, queued
 
 
 async def test_all_work_runs_on_one_thread_that_is_not_the_event_loops(worker):

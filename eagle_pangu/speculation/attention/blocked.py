@@ -15,7 +15,7 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
-from eagle_pangu.speculation.plan import BLOCK, ForwardPlan
+from eagle_pangu.speculation.plan import BLOCK, ForwardPlan, whole_blocks
 
 
 def blocked_attention(
@@ -40,7 +40,7 @@ def blocked_attention(
     """
     kv_heads, rows, group, head_dim = query.shape
     stacked = rows * group
-    columns = -(-plan.columns // BLOCK) * BLOCK
+    columns = whole_blocks(plan.columns)
     full, tail = plan.full_columns, plan.tail_columns
     queries = query.new_zeros(kv_heads, stacked - stacked % -row_multiple, head_dim)
     torch.mul(query.reshape(kv_heads, stacked, head_dim), scale, out=queries[:, :stacked])

@@ -17,7 +17,7 @@ import torch
 from transformers.cache_utils import Cache
 
 from eagle_pangu.speculation.cache import CacheShape, Slot, SlotLayer
-from eagle_pangu.speculation.plan import BLOCK
+from eagle_pangu.speculation.plan import whole_blocks
 
 
 class SynchronisationError(Exception):
@@ -177,7 +177,7 @@ class Rectangle(Cache):  # type: ignore[misc]  # transformers is untyped
 
     def _allocate(self, batch: int, columns: int) -> None:
         shape = self._shape
-        size = (shape.layers, batch, shape.kv_heads, -(-columns // BLOCK) * BLOCK, shape.head_dim)
+        size = (shape.layers, batch, shape.kv_heads, whole_blocks(columns), shape.head_dim)
         self._keys = self._values = torch.empty(0)  # let go of the old room first
         self._keys = torch.zeros(size, dtype=shape.dtype, device=shape.device)
         self._values = torch.zeros(size, dtype=shape.dtype, device=shape.device)
