@@ -9,10 +9,9 @@ from __future__ import annotations
 import codecs
 from collections.abc import Sequence
 
-from orchestrator.token_bytes import BYTE_TOKEN
+from orchestrator.token_bytes import BYTE_TOKEN, REPLACEMENT
 from orchestrator.tokenizer import Tokenizer
 
-REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 CHARACTER_BYTES = 4
 """A character has at most so many bytes, hence at most so many tokens that make text."""
 LONGEST_WINDOW = 4 * CHARACTER_BYTES
@@ -29,7 +28,6 @@ class Detokenizer:
         self._tokenizer = tokenizer
         self._window: list[int] = []
         self._given = 0  # characters of the window's text that were returned already
-        self._held = 0  # tokens at the end of the window whose text was held back
 
     def push(self, token_id: int) -> str:
         """The text that became final with this id; empty while a character lacks bytes."""
@@ -37,22 +35,18 @@ class Detokenizer:
             return ""
         self._window.append(token_id)
         text = self._tokenizer.decode(self._window)
-        self._held += 1
-        final = text.rstrip(REPLACEMENT)
-        if self._held >= CHARACTER_BYTES and len(final) < len(text):
-            # After so many tokens only the last mark can stand for a character to come; the others are no characters.
-            final = text[:-1]
+        marks = _open_marks(self._tokenizer, self._window)
+        final = text[: len(text) - marks]
         piece = final[self._given :]
         if piece:
             self._given = len(final)
-            self._held = 0 if final == text else 1
-        if len(self._window) >= (LONGEST_WINDOW if final == text else 2 * LONGEST_WINDOW):
+        if len(self._window) >= (2 * LONGEST_WINDOW if marks else LONGEST_WINDOW):
             self._shorten(len(text) - self._given)
         return piece
 
     def finish(self) -> str:
         """What is left at the end. Call once; nothing may follow."""
-        return _without_cut_character(self._tokenizer, self._window, self._given)
+        return _without_cut_character(self._tokenizer, self._window)[self._given :]
 
     def _shorten(self, open_characters: int) -> None:
         """Keep the last few tokens, from the beginning of a character where there is one.
@@ -71,20 +65,26 @@ class Detokenizer:
 
 def text_of(tokenizer: Tokenizer, token_ids: Sequence[int]) -> str:
     """The text of ids all at once, as a `Detokenizer` gives it piece by piece."""
-    return _without_cut_character(tokenizer, [each for each in token_ids if _has_text(tokenizer, each)], 0)
+    return _without_cut_character(tokenizer, [each for each in token_ids if _has_text(tokenizer, each)])
 
 
 def _has_text(tokenizer: Tokenizer, token_id: int) -> bool:
     return token_id not in tokenizer.special_ids and tokenizer.token(token_id) is not None
 
 
-def _without_cut_character(tokenizer: Tokenizer, token_ids: Sequence[int], start: int) -> str:
-    """The text of ids from that character on, but for a character cut through at the very end."""
-    text = tokenizer.decode(token_ids)[start:]
+def _without_cut_character(tokenizer: Tokenizer, token_ids: Sequence[int]) -> str:
+    """The text of ids, but for a character cut through at the very end."""
+    text = tokenizer.decode(token_ids)
+    return text[: len(text) - _open_marks(tokenizer, token_ids)]
+
+
+def _open_marks(tokenizer: Tokenizer, token_ids: Sequence[int]) -> int:
+    """At the end of the text of ids, the marks that stand for a character of which bytes may still come."""
     tail = token_ids[-CHARACTER_BYTES:]
     decoder = codecs.getincrementaldecoder("utf-8")("replace")
     decoder.decode(b"".join(map(tokenizer.token_bytes.of, tail)))
-    if not decoder.getstate()[0]:
-        return text
-    # One mark stands for the missing character, but a run of single-byte tokens is marked byte by byte.
-    return text.rstrip(REPLACEMENT) if BYTE_TOKEN.fullmatch(tokenizer.token(tail[-1]) or "") else text[:-1]
+    begun = decoder.getstate()[0]
+    if not begun:
+        return 0
+    # Single-byte tokens are marked byte by byte; else one mark stands for the whole character.
+    return len(begun) if BYTE_TOKEN.fullmatch(tokenizer.token(tail[-1]) or "") else 1

@@ -161,7 +161,8 @@ def _usage(answers: Answers) -> generation_pb2.Usage:
 def _numerics(answers: Answers) -> model_pb2.TeacherNumerics:
     """How the answers were computed; where teachers differ, one that gives a reason for doing less than it should."""
     found = [generation.numerics for generation in answers.generations]
-    return next((numerics for numerics in found if numerics.degraded_reason), found[0])
+    reasons = (numerics for numerics in found if numerics.degraded_reason or numerics.attention_fallback_reason)
+    return next(reasons, found[0])
 
 
 def _speculation(counters: Counters, emitted: int) -> generation_pb2.SpeculationStats:

@@ -76,7 +76,7 @@ class PromptReading:
         if size > most:
             self._refuse(field, f"expected at most {most} bytes of text, got {size}")
             return None
-        token_ids = self._tokenizer.encode(text)
+        token_ids = self._tokenizer.encode_prompt(text)
         if not token_ids:
             self._refuse(field, "expected text that holds at least one token")
             return None

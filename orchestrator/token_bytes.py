@@ -9,11 +9,15 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import groupby
 from typing import Any
 
 from tokenizers import Tokenizer as FastTokenizer
 
 from protos.v1 import sampling_pb2
+
+REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
+"""The mark for bytes that make no character."""
 
 BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 """How vocabularies with byte fallback write a byte."""
@@ -24,6 +28,9 @@ class TokenBytes:
 
     Args:
         tokenizer: its vocabulary, its added tokens and its decoder are read.
+
+    Attributes:
+        byte_fallback: a byte without an entry is written `<0xNN>`.
     """
 
     def __init__(self, tokenizer: FastTokenizer) -> None:
@@ -34,7 +41,7 @@ class TokenBytes:
         steps = [] if tokenizer.decoder is None else list(_steps(json.loads(tokenizer.decoder.__getstate__())))
         kinds = {step["type"] for step in steps}
         self._byte_level = "ByteLevel" in kinds
-        self._byte_fallback = "ByteFallback" in kinds
+        self.byte_fallback = "ByteFallback" in kinds
         self._replacements = [pair for step in steps for pair in _replacements(step)]
         self._known: dict[int, bytes] = {}
 
@@ -64,11 +71,34 @@ class TokenBytes:
             return b""
         if self._byte_level and all(character in _BYTES for character in token):
             return bytes(_BYTES[character] for character in token)
-        if self._byte_fallback and (match := BYTE_TOKEN.fullmatch(token)):
+        if self.byte_fallback and (match := BYTE_TOKEN.fullmatch(token)):
             return bytes([int(match[1], 16)])
         for mark, text in self._replacements:
             token = token.replace(mark, text)
         return token.encode()
+
+
+def with_marks(tokens: Iterable[str]) -> Iterator[str]:
+    """Tokens of a vocabulary with byte fallback, those bytes that are part of no character as marks, one each.
+
+    The library's decoder would mark every byte of a run in which one is amiss, whole characters included.
+    """
+    for is_byte, run in groupby(tokens, key=lambda token: BYTE_TOKEN.fullmatch(token) is not None):
+        if not is_byte:
+            yield from run
+            continue
+        written = list(run)
+        # Each byte that is part of no character becomes a surrogate of its own.
+        characters = bytes(int(token[3:5], 16) for token in written).decode("utf-8", "surrogateescape")
+        place = 0
+        for character in characters:
+            if "\udc80" <= character <= "\udcff":
+                yield REPLACEMENT
+                place += 1
+            else:
+                length = len(character.encode())
+                yield from written[place : place + length]
+                place += length
 
 
 def _steps(decoder: dict[str, Any]) -> Iterator[dict[str, Any]]:

@@ -19,7 +19,7 @@ import jinja2.parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from tokenizers import Tokenizer as FastTokenizer
 
-from orchestrator.token_bytes import TokenBytes
+from orchestrator.token_bytes import TokenBytes, with_marks
 from protos.v1 import teacher_pb2
 
 
@@ -41,16 +41,24 @@ class Tokenizer:
         tokenizer_json: In the format of the `tokenizers` library, UTF-8.
         chat_template: Jinja; empty when the model has none.
         special_tokens: What the template may use by name: bos_token, eos_token, ...
+        adds_bos: Prompts begin with bos_token.
 
     Attributes:
         special_ids: Of the tokens without text.
         token_bytes: The bytes of each id's own text.
 
     Raises:
-        ValueError: the tokenizer cannot be read, or the template is not Jinja.
+        ValueError: the tokenizer cannot be read, the template is not Jinja, or there is no bos_token to begin with.
     """
 
-    def __init__(self, tokenizer_json: bytes, chat_template: str = "", special_tokens: dict[str, str] | None = None):
+    def __init__(
+        self,
+        tokenizer_json: bytes,
+        chat_template: str = "",
+        special_tokens: dict[str, str] | None = None,
+        *,
+        adds_bos: bool = False,
+    ) -> None:
         try:
             self._tokenizer = FastTokenizer.from_buffer(tokenizer_json)
         except Exception as error:  # the library raises bare Exception
@@ -63,13 +71,20 @@ class Tokenizer:
         except jinja2.TemplateError as error:
             raise ValueError(f"chat_template: {error}") from error
         added: dict[int, Any] = self._tokenizer.get_added_tokens_decoder()
+        self._decoder: Any = self._tokenizer.decoder
         self.token_bytes = TokenBytes(self._tokenizer)
         self.special_ids = frozenset(id_ for id_, token in added.items() if token.special)
+        self._beginning = [self._bos_id()] if adds_bos else []
 
     @classmethod
     def from_message(cls, message: teacher_pb2.GetTokenizerResponse) -> Tokenizer:
         """The tokenizer that a teacher offers."""
-        return cls(message.tokenizer_json, message.chat_template, dict(message.special_tokens))
+        return cls(
+            message.tokenizer_json,
+            message.chat_template,
+            dict(message.special_tokens),
+            adds_bos=message.adds_bos,
+        )
 
     @property
     def has_chat_template(self) -> bool:
@@ -86,9 +101,20 @@ class Tokenizer:
         ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids
         return ids
 
+    def encode_prompt(self, text: str) -> list[int]:
+        """Ids of a prompt's text: those of the raw text, after the BOS where the model wants one and none is there."""
+        ids = self.encode(text)
+        begun = not ids or ids[:1] == self._beginning
+        return ids if begun else [*self._beginning, *ids]
+
     def decode(self, token_ids: Sequence[int]) -> str:
         """Text of ids, special tokens left out. A character of which bytes are missing becomes U+FFFD."""
-        text: str = self._tokenizer.decode(token_ids, skip_special_tokens=True)
+        text: str
+        if self.token_bytes.byte_fallback:
+            tokens = (self.token(token_id) for token_id in token_ids if token_id not in self.special_ids)
+            text = self._decoder.decode(list(with_marks(token for token in tokens if token is not None)))
+        else:
+            text = self._tokenizer.decode(token_ids, skip_special_tokens=True)
         return text
 
     def token(self, token_id: int) -> str | None:
@@ -97,7 +123,7 @@ class Tokenizer:
         return token
 
     def render_chat(self, messages: Sequence[Message]) -> str:
-        """A conversation as the prompt that asks for the assistant's next message; encode it as raw text.
+        """A conversation as the prompt that asks for the assistant's next message; encode it as any other prompt.
 
         Raises:
             ChatTemplateError: the model has no template, or the template refuses the conversation.
@@ -114,6 +140,13 @@ class Tokenizer:
             )
         except (jinja2.TemplateError, TypeError, ValueError, ArithmeticError, LookupError) as error:
             raise ChatTemplateError(f"the chat template refuses the conversation: {error}") from error
+
+    def _bos_id(self) -> int:
+        token = self._special_tokens.get("bos_token")
+        bos: int | None = None if token is None else self._tokenizer.token_to_id(token)
+        if bos is None:
+            raise ValueError(f"special_tokens: expected a bos_token of the vocabulary, got {token!r}")
+        return bos
 
 
 class _GenerationBlock(jinja2.ext.Extension):

@@ -8,12 +8,13 @@ import grpc.aio
 import torch
 
 from eagle_pangu.serving.batch_worker import BatchWorker
-from eagle_pangu.serving.bootstrap import StartError, run_service
+from eagle_pangu.serving.bootstrap import StartError
 from eagle_pangu.serving.logs import get_logger
 from eagle_pangu.serving.settings import TeacherSettings
 from eagle_pangu.serving.stalls import stall
 from eagle_pangu.speculation.checkpoints import CheckpointError, load_checkpoint
 from eagle_pangu.speculation.devices import Device, get_device, resolve_dtype
+from eagle_pangu.speculation.devices.base import AttentionError
 from eagle_pangu.speculation.engine import Engine
 from eagle_pangu.speculation.invariance import NoInvarianceError
 from eagle_pangu.speculation.models import ModelError, resolve_model
@@ -71,7 +72,7 @@ class TeacherService:
         """
         try:
             await self.worker.run(self, self._load)
-        except (ModelError, CheckpointError, NoInvarianceError) as error:
+        except (ModelError, CheckpointError, NoInvarianceError, AttentionError) as error:
             raise StartError(str(error)) from error
 
     def _load(self) -> None:
@@ -120,34 +121,37 @@ def build_engine(settings: TeacherSettings) -> Engine:
         del engine  # before the second one is loaded
         engine = _load(settings, device, torch.float32)
         engine.warm_up()
-    log.info("model ready", device=device.name, threads=threads, **engine.numerics._asdict())
+    warmed = engine.shapes.warmed if engine.shapes else None
+    log.info("model ready", device=device.name, threads=threads, warmed_shapes=warmed, **engine.numerics._asdict())
+    if reason := engine.numerics.attention_fallback_reason:
+        log.warning("the device's fused attention is not used", attention=engine.numerics.attention, reason=reason)
     return engine
 
 
 def _load(settings: TeacherSettings, device: Device, dtype: torch.dtype) -> Engine:
-    keeps_bits = batching_of(settings).keeps_bits
-    if settings.numerics == "bitwise" and not keeps_bits:
-        raise StartError(f"teacher.numerics = bitwise cannot be had with teacher.batching = {settings.batching}")
-    engine = Engine(
+    obstacle = _obstacle_to_bits(settings)
+    if settings.numerics == "bitwise" and obstacle:
+        raise StartError(f"teacher.numerics = bitwise cannot be had with {obstacle}")
+    return Engine(
         load_checkpoint(resolve_model(settings.model), dtype, device),
         device,
         mode=settings.mode,
-        numerics=settings.numerics if keeps_bits else "free",
+        numerics="free" if obstacle else settings.numerics,
         slot_capacity=settings.slot_capacity,
         max_rows=settings.max_rows,
         chunk=settings.prefill_chunk,
+        step_rows=settings.step_rows,
         branch=settings.branch,
+        degraded_reason=f"no bitwise numerics with {obstacle}" if settings.numerics == "auto" and obstacle else "",
+        attention=settings.attention,
+        check_indices=settings.check_indices,
     )
-    if settings.numerics == "auto" and not keeps_bits:
-        reason = f"no bitwise numerics with teacher.batching = {settings.batching}"
-        engine.numerics = engine.numerics._replace(degraded_reason=reason)
-    return engine
 
 
-def main() -> None:
-    """Entry point of the container and of `eagle-pangu up`."""
-    run_service("eagle-pangu-teacher", lambda settings: TeacherService(settings.teacher), "teacher")
-
-
-if __name__ == "__main__":
-    main()
+def _obstacle_to_bits(settings: TeacherSettings) -> str:
+    """Another setting that `bitwise` numerics cannot be had with; empty: none."""
+    if not batching_of(settings).keeps_bits:
+        return f"teacher.batching = {settings.batching}"
+    if settings.attention != "auto":  # bitwise has an attention of its own
+        return f"teacher.attention = {settings.attention}"
+    return ""

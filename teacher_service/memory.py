@@ -21,7 +21,8 @@ def require_memory(engine: Engine, kv_tokens: int, settings: TeacherSettings) ->
         StartError: KV for all sessions and for the prefix cache is more than is free; names both and the settings.
     """
     copies = 1 + (settings.branch == "replicate") + (settings.batching != "ragged")  # those hold sessions' KV once more
-    needed = engine.cache_shape.bytes_per_token * (copies * kv_tokens + settings.prefix_cache_tokens)
+    columns = copies * (kv_tokens + settings.slots * engine.spare_columns) + settings.prefix_cache_tokens
+    needed = engine.cache_shape.bytes_per_token * columns
     free = engine.device.memory().free
     if needed > free:
         tokens = (

@@ -8,7 +8,7 @@ from functools import cached_property
 from eagle_pangu.serving.batch_worker import BatchWorker
 from eagle_pangu.serving.settings import TeacherSettings
 from eagle_pangu.speculation.engine import Engine
-from protos.v1 import model_pb2
+from protos.v1 import model_pb2, teacher_pb2
 from teacher_service import messages
 from teacher_service.advice import Advice
 from teacher_service.opening import Limits, Opening
@@ -40,6 +40,12 @@ class Runtime:
     def numerics(self) -> model_pb2.TeacherNumerics:
         """How it computes."""
         return model_pb2.TeacherNumerics(**self.engine.numerics._asdict())
+
+    @property
+    def shapes(self) -> teacher_pb2.ShapeStats | None:
+        """Distinct ones so far; None where they cost nothing."""
+        seen = self.engine.shapes
+        return teacher_pb2.ShapeStats(warmed=seen.warmed, met_later=seen.met_later) if seen else None
 
     def pace(self, opening: Opening) -> Pace:
         """Of a new session."""

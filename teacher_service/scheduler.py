@@ -15,7 +15,6 @@ from eagle_pangu.speculation.engine import Engine
 from eagle_pangu.speculation.segment import Segment
 from teacher_service.advice import Advice
 from teacher_service.batching import Batching, Computed
-from teacher_service.batching.ragged import Ragged
 from teacher_service.gathering import Gathering
 from teacher_service.passes import Passed, PassShare, PassStatistics, Reading, Request
 
@@ -40,7 +39,6 @@ class Scheduler:
         self.statistics = PassStatistics()
         self.sessions = 0
         self._batching = batching
-        self._mixes = isinstance(batching, Ragged)  # the others' passes hold trees alone
         self._step_rows = step_rows
         self._chunk = min(chunk, step_rows)
         self._share = min(self._chunk, max(1, int(step_rows * PROMPT_SHARE)))
@@ -101,7 +99,7 @@ class Scheduler:
         return [Passed(result, share) for result in computed.results]
 
     def _pass(self, segments: Sequence[Segment]) -> Computed:
-        if self._mixes or not segments[0].final:
+        if self._batching.mixes_prompts or not segments[0].final:
             return self._batching.compute(self._engine, segments)
         results = self._engine.run(segments)
         return Computed(results, sum(result.rows for result in results), 0)
@@ -111,7 +109,7 @@ class Scheduler:
             return self._of_trees(trees, self._step_rows)
         if not trees:
             return self._of_prompts(prompts, self._chunk)
-        if not self._mixes:
+        if not self._batching.mixes_prompts:
             prompts_turn = self._trees_were_last
             return self._of_prompts(prompts, self._chunk) if prompts_turn else self._of_trees(trees, self._step_rows)
         chosen = self._of_trees(trees, self._step_rows - self._share)

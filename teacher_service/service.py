@@ -18,7 +18,6 @@ from grpc.aio import ServicerContext
 from eagle_pangu.serving.errors import FailedPreconditionError, UnavailableError
 from eagle_pangu.serving.logs import get_logger
 from eagle_pangu.serving.streams import next_message, require_open
-from eagle_pangu.speculation.plan import whole_blocks
 from protos.errors import InvalidFieldError, StaleMessageError
 from protos.v1 import teacher_pb2, teacher_pb2_grpc, tree_pb2
 from teacher_service import messages
@@ -61,6 +60,7 @@ class TeacherServicer(teacher_pb2_grpc.TeacherServiceServicer):
             batches=teacher_pb2.BatchStats(batching=settings.batching, **vars(runtime.scheduler.statistics)),
             kv_tokens=runtime.slots.kv_tokens,
             free_kv_tokens=runtime.slots.free_tokens,
+            shapes=runtime.shapes,
         )
 
     async def GetTokenizer(  # noqa: N802
@@ -72,6 +72,7 @@ class TeacherServicer(teacher_pb2_grpc.TeacherServiceServicer):
             tokenizer_json=tokenizer.json,
             chat_template=tokenizer.chat_template,
             special_tokens=tokenizer.special_tokens,
+            adds_bos=tokenizer.adds_bos,
         )
 
     async def Verify(self, requests: Requests, context: Context) -> Responses:  # noqa: N802
@@ -89,7 +90,7 @@ class TeacherServicer(teacher_pb2_grpc.TeacherServiceServicer):
         opening = _read_open(first, runtime)
         structlog.contextvars.bind_contextvars(request_id=opening.request_id, epoch=opening.epoch)
         session = Session(runtime.engine, opening, runtime.limits, runtime.settings.prefill_chunk, runtime.prefixes)
-        lease = await runtime.slots.take(whole_blocks(opening.capacity), opening.priority)
+        lease = await runtime.slots.take(runtime.engine.slot_columns(opening.capacity), opening.priority)
         try:
             waited_us = _microseconds_since(received)
             pace = runtime.pace(opening)

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from eagle_pangu.speculation.cache import Slot
 from eagle_pangu.speculation.engine import Engine, ForwardResult
+from eagle_pangu.speculation.indexing import index_tensor, select
 from eagle_pangu.speculation.sampling import LogProbabilities, Sampler, logprobs
 from eagle_pangu.speculation.segment import Segment, known_tokens
 from protos.errors import InvalidFieldError, StaleMessageError
@@ -269,7 +270,7 @@ class Session:
     def _logprobs(self, logits: torch.Tensor, path: Sequence[int] = (0,)) -> LogProbabilities | None:
         """Of the tokens just decided, from the rows of `logits` that they were decided after."""
         top = self.opening.logprobs
-        return None if top is None else logprobs(logits[list(path)], self._decided, top)
+        return None if top is None else logprobs(_rows(logits, path), self._decided, top)
 
     def _check_repeat(self, message: Round, last: Round) -> Verdict:
         if message.committed_length != last.committed_length:
@@ -282,10 +283,15 @@ class Session:
         return self._verdict
 
 
+def _rows(table: torch.Tensor, rows: Sequence[int]) -> torch.Tensor:
+    """[n, ...] of a table with an entry a row."""
+    return select(table, 0, index_tensor(rows, len(table), table.device, field="rows"))
+
+
 def _bits(features: torch.Tensor | None, rows: list[int] | None = None) -> NDArray[np.uint16]:
     """Of the given rows of [rows, feature_width] bfloat16, on the host."""
     assert features is not None
     assert features.dtype == torch.bfloat16
-    chosen = features if rows is None else features[torch.tensor(rows, device=features.device)]
+    chosen = features if rows is None else _rows(features, rows)
     bits: NDArray[np.int16] = chosen.contiguous().view(torch.int16).cpu().numpy()
     return bits.view(np.uint16)

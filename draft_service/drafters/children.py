@@ -9,6 +9,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from eagle_pangu.speculation.indexing import marked
+
 
 class Children(NamedTuple):
     """The best next tokens of several rows.
@@ -45,9 +47,9 @@ def top_children(logits: torch.Tensor, width: int) -> Children:
     """
     log_probs = torch.log_softmax(logits.float(), dim=-1)
     threshold = log_probs.topk(min(width, log_probs.shape[1])).values[:, -1:]
-    places = ((log_probs >= threshold) & log_probs.isfinite()).nonzero()
-    rows, token_ids = places.cpu().numpy().T
-    values = log_probs[places[:, 0], places[:, 1]].cpu().numpy()
+    mask = (log_probs >= threshold) & log_probs.isfinite()
+    rows, token_ids = marked(mask)
+    values = log_probs.masked_select(mask).cpu().numpy()
     order = np.lexsort((token_ids, -values, rows))
     rank = np.arange(len(order)) - np.searchsorted(rows, rows)
     order = order[rank < width]

@@ -19,6 +19,7 @@ from draft_service.drafters.base import Budget, ModelIdentity
 from draft_service.drafters.growth import Branch, TreeGrowth, best_subtree
 from draft_service.drafters.head_engine import HeadEngine, HeadRequest, HeadResult
 from eagle_pangu.serving.logs import get_logger
+from eagle_pangu.speculation.indexing import index_tensor, select
 from eagle_pangu.speculation.segment import Segment, known_tokens
 from eagle_pangu.speculation.tree import TokenTree
 
@@ -95,7 +96,8 @@ class Eagle3Session:
                 break
             first = branch.add_frontier(growth)
             rows = Segment(self._slot, branch.tree, first, logits_from=first)
-            below, children = yield HeadRequest(rows, outputs[branch.tree.parents[first:]])
+            parents = index_tensor(branch.tree.parents[first:], len(outputs), outputs.device, field="parents")
+            below, children = yield HeadRequest(rows, select(outputs, 0, parents))
             outputs = torch.cat([outputs, below])
         self._branch = branch
         return growth.candidates

@@ -6,25 +6,33 @@ what their hidden states come from, is the session's. Blocking, one thread at a 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from typing import NamedTuple
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from numpy.typing import NDArray
 
 from draft_service.drafters.children import NO_CHILDREN, Children, top_children
-from eagle_pangu.speculation.attention.kernels import masked_kernel
+from eagle_pangu.speculation.attention.kernels import over_slot
+from eagle_pangu.speculation.buckets import Buckets
 from eagle_pangu.speculation.cache import CacheShape, Slot, SlotLayer
 from eagle_pangu.speculation.devices import Device
+from eagle_pangu.speculation.devices.base import HeadShape
 from eagle_pangu.speculation.eagle3.head import Eagle3Head
+from eagle_pangu.speculation.index_guard import IndexGuard
 from eagle_pangu.speculation.layouts.ragged import RaggedLayout
 from eagle_pangu.speculation.linear import KernelLinear, replace_linears
 from eagle_pangu.speculation.norms import fuse_norms
 from eagle_pangu.speculation.plan import ForwardPlan
 from eagle_pangu.speculation.projections import share_products
-from eagle_pangu.speculation.segment import Segment
+from eagle_pangu.speculation.segment import Segment, known_tokens
 from eagle_pangu.speculation.tree import TokenTree
+
+MOST_ROWS = 256
+"""Of a pass, where rows are rounded up to few sizes: a chunk of a prompt. A larger pass takes a multiple."""
 
 
 class HeadRequest(NamedTuple):
@@ -63,9 +71,24 @@ class HeadEngine:
         vocab_size: ids of the teacher; the head proposes none past them.
         slot_capacity: most rows of a slot.
         window: how many rows of its own path a row sees, itself included; 0: all. For the ablation.
+        attention: by name; "auto" is the device's best.
+        check_indices: run under the index guard.
+
+    Raises:
+        AttentionError: the attention asked for cannot serve the head here.
     """
 
-    def __init__(self, head: Eagle3Head, device: Device, *, vocab_size: int, slot_capacity: int, window: int) -> None:
+    def __init__(
+        self,
+        head: Eagle3Head,
+        device: Device,
+        *,
+        vocab_size: int,
+        slot_capacity: int,
+        window: int,
+        attention: str = "auto",
+        check_indices: bool = False,
+    ) -> None:
         self.head = head.to(device.torch_device).eval()
         self.device = device
         self.context_limit = min(head.config.max_positions, slot_capacity)
@@ -75,10 +98,14 @@ class HeadEngine:
         self._draft_ids = int(np.searchsorted(self._target_ids, vocab_size))
         self._dtype = head.lm_head.weight.dtype
         self._window = window
+        self._guarded = check_indices
         self._scale = head.config.head_dim**-0.5
         self._group = head.config.attention_heads // head.config.key_value_heads
-        self._kernel = masked_kernel(device.fused_attention, self._keep)
+        heads = HeadShape(head.config.attention_heads, head.config.key_value_heads, head.config.head_dim, self._dtype)
+        chosen = device.attention(attention, heads)
+        self._kernel = over_slot(chosen.masked, self._keep) if window else chosen.over_slot
         self._cache_layers = [SlotLayer()]
+        self._buckets = Buckets.up_to(MOST_ROWS, self.context_limit) if device.static_shapes else None
         # The device's kernels in the place of linear layers and norms; a draft's rounding costs speed at most.
         fuse_norms(self.head)
         share_products(self.head)
@@ -98,7 +125,7 @@ class HeadEngine:
         """A fresh slot of one layer, for a sequence of `context_limit` tokens."""
         config = self.head.config
         shape = CacheShape(1, config.key_value_heads, config.head_dim, self._dtype, self.device.torch_device)
-        return Slot(shape, self.context_limit)
+        return Slot(shape, self.context_limit, static_shapes=self._buckets is not None)
 
     @torch.inference_mode()
     def run(self, requests: Sequence[HeadRequest], width: int) -> list[HeadResult]:
@@ -112,47 +139,77 @@ class HeadEngine:
             Of each request, in order.
         """
         segments = [request.segment for request in requests]
-        slots = [segment.slot for segment in segments]
-        plans = [segment.plan(self._group) for segment in segments]
-        for segment in segments:
-            segment.slot.begin(segment.first_row, segment.tree.rows)
-        layout = RaggedLayout(self._cache_layers, slots, plans, self._kernel)
-
-        def attend(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
-            key, value = layout.cache.update(key, value, 0)
-            return layout.attend(0, query, key, value, self._scale).transpose(1, 2)
-
-        joint = self.head.step(layout.input_ids, self._hidden(requests)[None], layout.position_ids, attend)[0]
-        outputs = torch.split(joint, [segment.rows for segment in segments])
-        children = self._children_of_each(outputs, segments, width)
+        plans = [segment.plan(self._group, self._buckets) for segment in segments]
+        for segment, plan in zip(segments, plans, strict=True):
+            segment.slot.begin(segment.first_row, segment.tree.rows, plan.padding)
+        with IndexGuard() if self._guarded else nullcontext():
+            outputs, children = self._compute(requests, plans, width)
         for segment in segments:
             if segment.final:
                 segment.slot.commit_all()
         return list(map(HeadResult, outputs, children))
 
+    def _compute(
+        self, requests: Sequence[HeadRequest], plans: Sequence[ForwardPlan], width: int
+    ) -> tuple[list[torch.Tensor], list[Children]]:
+        """Outputs, and children of the rows that they are wanted of, of each request."""
+        segments = [request.segment for request in requests]
+        slots = [segment.slot for segment in segments]
+        layout = RaggedLayout(self._cache_layers, slots, plans, self._kernel, self._buckets)
+
+        def attend(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+            key, value = layout.cache.update(key, value, 0)
+            return layout.attend(0, query, key, value, self._scale).transpose(1, 2)
+
+        hidden = layout.filled_up(self._hidden(requests))
+        joint = self.head.step(layout.input_ids, hidden[None], layout.position_ids, attend)[0]
+        outputs = [
+            joint[first : first + segment.rows] for first, segment in zip(layout.first_rows, segments, strict=True)
+        ]
+        return outputs, self._children_of_each(outputs, segments, width)
+
     def children(self, output: torch.Tensor, width: int) -> Children:
         """The best next tokens, as ids of the teacher, of rows [rows, hidden_size] as the head gave them."""
-        children = top_children(self.head.logits(output)[:, : self._draft_ids], width)
+        logits = self._rounded_up(self.head.logits, output)
+        children = top_children(logits[:, : self._draft_ids], width)
         return children._replace(token_ids=self._target_ids[children.token_ids])
 
     def warm_up(self) -> None:
-        """Run a small tree, so that no request pays for first-use work."""
-        tree = TokenTree.build([0, 0, 0, 0], [0, 0, 1, 1])
-        features = np.zeros((tree.rows, self.feature_width), dtype=np.uint16)
-        self.run([HeadRequest(Segment(self.open_slot(), tree), features)], 1)
+        """Run the shapes that drafting runs, so that no request pays for first-use work."""
+        slot = self.open_slot()
+        for rows in self._buckets.rows if self._buckets else (4,):
+            if rows + 2 > slot.capacity:
+                break
+            slot.truncate(0)
+            chain = known_tokens(slot, np.zeros(rows, dtype=np.int64), want_logits=True, every_row=True)
+            self.run([HeadRequest(chain, np.zeros((rows, self.feature_width), dtype=np.uint16))], 1)
+            slot.truncate(0)
+            # All under one root that is there already: so even one or two rows are no chain.
+            star = TokenTree(np.zeros(rows + 2, dtype=np.int64), np.zeros(rows + 2, dtype=np.int64))
+            stem = TokenTree(star.token_ids[:2], star.parents[:2])
+            first = self.run([HeadRequest(Segment(slot, stem), np.zeros((2, self.feature_width), dtype=np.uint16))], 1)
+            above = first[0].outputs[:1].expand(rows, -1)
+            self.run([HeadRequest(Segment(slot, star, first_row=2), above)], 1)
 
-    def _hidden(self, requests: Sequence[HeadRequest]) -> torch.Tensor:
-        """Hidden states of all rows, [rows, hidden_size]: one product for all features, one norm for all outputs."""
+    def _hidden(self, requests: Sequence[HeadRequest]) -> list[torch.Tensor]:
+        """Hidden states, [rows, hidden_size] each: one product for all features, one norm for all outputs."""
         sources = [request.source for request in requests]
         features = [source for source in sources if isinstance(source, np.ndarray)]
         outputs = [source for source in sources if isinstance(source, torch.Tensor)]
         fused = iter(_split(self._fuse(np.concatenate(features)), features) if features else ())
-        recycled = iter(_split(self.head.recycled(torch.cat(outputs)), outputs) if outputs else ())
-        return torch.cat([next(fused if isinstance(source, np.ndarray) else recycled) for source in sources])
+        recycled = iter(_split(self._rounded_up(self.head.recycled, torch.cat(outputs)), outputs) if outputs else ())
+        return [next(fused if isinstance(source, np.ndarray) else recycled) for source in sources]
 
     def _fuse(self, features: NDArray[np.uint16]) -> torch.Tensor:
         values = torch.from_numpy(features.view(np.int16)).view(torch.bfloat16)
-        return self.head.fuse(values.to(self.device.torch_device, self._dtype))
+        return self._rounded_up(self.head.fuse, values.to(self.device.torch_device, self._dtype))
+
+    def _rounded_up(self, compute: Callable[[torch.Tensor], torch.Tensor], rows: torch.Tensor) -> torch.Tensor:
+        """Of [rows, width]; with rows of zeros up to a bucket, where there are any."""
+        if self._buckets is None:
+            return compute(rows)
+        missing = self._buckets.rows_for(len(rows)) - len(rows)
+        return compute(F.pad(rows, (0, 0, 0, missing)))[: len(rows)]
 
     def _children_of_each(
         self, outputs: Sequence[torch.Tensor], segments: Sequence[Segment], width: int
@@ -173,7 +230,7 @@ class HeadEngine:
             return plan.keep
         tree, device = plan.tree, self.device.torch_device
         positions = np.concatenate([np.arange(plan.committed), plan.committed + tree.depth])
-        own = plan.committed + tree.depth[plan.first_row :].repeat(self._group)
+        own = plan.positions.repeat(self._group)
         return plan.keep & torch.from_numpy(own[:, None] - positions < self._window).to(device)
 
 

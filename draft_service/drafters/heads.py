@@ -25,9 +25,10 @@ from eagle_pangu.speculation.checkpoints import (
     read_eos_token_ids,
     read_tokenizer,
 )
+from eagle_pangu.speculation.devices.base import AttentionError
 from eagle_pangu.speculation.eagle3.formats import HeadError, load_head
 from eagle_pangu.speculation.eagle3.head import HeadConfig
-from eagle_pangu.speculation.engine import feature_layers
+from eagle_pangu.speculation.features import feature_layers
 from eagle_pangu.speculation.models import ModelError, resolve_model
 
 EMBEDDING = "embed_tokens.weight"
@@ -67,13 +68,18 @@ def load_eagle3(settings: DraftSettings) -> Eagle3Drafter:
     except (HeadError, ModelError) as error:
         raise DrafterError(f"draft.head: {error}") from error
     require_fit(directory, head.config, teacher)
-    engine = HeadEngine(
-        head,
-        device.for_drafting() if settings.quantize else device,
-        vocab_size=teacher.vocab_size,
-        slot_capacity=settings.slot_capacity,
-        window=settings.window,
-    )
+    try:
+        engine = HeadEngine(
+            head,
+            device.for_drafting() if settings.quantize else device,
+            vocab_size=teacher.vocab_size,
+            slot_capacity=settings.slot_capacity,
+            window=settings.window,
+            attention=settings.attention,
+            check_indices=settings.check_indices,
+        )
+    except AttentionError as error:
+        raise DrafterError(f"draft.attention: {error}") from error
     engine.warm_up()
     identity = ModelIdentity(
         f"{directory.name} for {teacher.name}",

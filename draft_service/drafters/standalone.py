@@ -19,6 +19,7 @@ from draft_service.drafters.compute import configured_compute
 from draft_service.drafters.growth import Branch, TreeGrowth
 from eagle_pangu.serving.settings import DraftSettings
 from eagle_pangu.speculation.checkpoints import CheckpointError, load_checkpoint
+from eagle_pangu.speculation.devices.base import AttentionError
 from eagle_pangu.speculation.engine import Engine
 from eagle_pangu.speculation.models import ModelError, resolve_model
 from eagle_pangu.speculation.segment import Segment, known_tokens
@@ -141,13 +142,18 @@ def load_standalone(settings: DraftSettings) -> StandaloneDrafter:
         checkpoint = load_checkpoint(resolve_model(settings.model), dtype, device)
     except (CheckpointError, ModelError) as error:
         raise DrafterError(f"draft.model: {error}") from error
-    engine = Engine(
-        checkpoint,
-        device,
-        mode="performance",
-        numerics="free",  # a draft's rounding costs speed at most
-        slot_capacity=settings.slot_capacity,
-        max_rows=CATCH_UP_ROWS + settings.branching * settings.max_depth,
-    )
+    try:
+        engine = Engine(
+            checkpoint,
+            device,
+            mode="performance",
+            numerics="free",  # a draft's rounding costs speed at most
+            slot_capacity=settings.slot_capacity,
+            max_rows=CATCH_UP_ROWS + settings.branching * settings.max_depth,
+            attention=settings.attention,
+            check_indices=settings.check_indices,
+        )
+    except AttentionError as error:
+        raise DrafterError(f"draft.attention: {error}") from error
     engine.warm_up()
     return StandaloneDrafter(engine, settings.branching)

@@ -10,7 +10,7 @@ import typer
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from draft_service.training.settings import TrainingError, TrainingSettings
-from eagle_pangu.cli.console import INTERRUPTED, fail, notes
+from eagle_pangu.cli.console import INTERRUPTED, fail, launch, notes
 from eagle_pangu.speculation.models import ModelError, resolve_model
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
@@ -113,4 +113,4 @@ class _Bars:
 
 if __name__ == "__main__":
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
-    app(prog_name="eagle-pangu train-draft")
+    launch(app, "eagle-pangu train-draft")

@@ -44,7 +44,7 @@ class AnsweringTeacher:
         context_limit: most tokens of prompt and response.
 
     Raises:
-        TrainingError: no chat template.
+        TrainingError: no chat template, or a tokenizer that transformers reads only by running code of the checkpoint.
     """
 
     def __init__(
@@ -60,10 +60,16 @@ class AnsweringTeacher:
         self.vocab_size = vocab_size
         self.context_limit = context_limit
         self._ends = list(eos_token_ids)
-        self._tokenizer: Any = AutoTokenizer.from_pretrained(directory, local_files_only=True)
+        disk_only = {"local_files_only": True, "trust_remote_code": False}
+        try:
+            self._tokenizer: Any = AutoTokenizer.from_pretrained(directory, **disk_only)
+        except (OSError, ValueError) as error:
+            raise TrainingError(
+                f"--teacher: {directory}: its tokenizer cannot ask prompts; use --answers: {error}"
+            ) from error
         if not self._tokenizer.chat_template:
             raise TrainingError(f"--teacher: {directory} has no chat template to ask prompts through; use --answers")
-        self._model: Any = AutoModelForCausalLM.from_pretrained(directory, dtype=dtype, local_files_only=True)
+        self._model: Any = AutoModelForCausalLM.from_pretrained(directory, dtype=dtype, **disk_only)
         self._model = self._model.to(device).eval()
         # What a checkpoint suggests (a repetition penalty, say) would make answers that serving does not give.
         self._model.generation_config = GenerationConfig()

@@ -14,6 +14,7 @@ import torch
 from draft_service.training.batches import Batch
 from draft_service.training.unroll import plan_steps, unroll
 from eagle_pangu.speculation.eagle3.head import Eagle3Head
+from eagle_pangu.speculation.indexing import select
 
 
 @torch.inference_mode()
@@ -28,8 +29,8 @@ def acceptance(head: Eagle3Head, batches: Iterable[Batch], steps: int) -> list[f
         for index, (output, step) in enumerate(
             zip(unroll(head, batch.token_ids, batch.features, plan), plan, strict=True)
         ):
-            best = head.target_ids[head.logits(output).argmax(dim=-1)]
-            hits[index] += int((best == batch.argmax[step.answers]).sum())
+            best = select(head.target_ids, 0, head.logits(output).argmax(dim=-1))
+            hits[index] += int((best == select(batch.argmax, 0, step.answers)).sum())
             asked[index] += len(best)
     return [hit / max(1, total) for hit, total in zip(hits, asked, strict=True)]
 

@@ -10,6 +10,7 @@ from draft_service.training.settings import FeatureNorm, TrainingError
 from eagle_pangu.speculation.checkpoints import Checkpoint
 from eagle_pangu.speculation.eagle3.configurations import write_config
 from eagle_pangu.speculation.eagle3.head import FEATURES, Eagle3Head, HeadConfig
+from eagle_pangu.speculation.indexing import select
 
 RANDOM_STD = 0.02
 OUTPUT_SCALE = 0.3
@@ -31,13 +32,15 @@ class TeacherHead(NamedTuple):
 
     def holds(self, target_ids: torch.Tensor) -> torch.Tensor:
         """Which of the ids [rows] are in the vocabulary: [rows] bool."""
-        return torch.isin(target_ids, self.target_ids)
+        # Not torch.isin, which indexes inside.
+        places = torch.searchsorted(self.target_ids, target_ids).clamp(max=len(self.target_ids) - 1)
+        return select(self.target_ids, 0, places) == target_ids
 
 
 def teacher_head(checkpoint: Checkpoint, target_ids: torch.Tensor) -> TeacherHead:
     """The kept rows of the output layer of a teacher whose weights are still its own."""
     layer: Any = checkpoint.model.get_output_embeddings()
-    return TeacherHead(target_ids, layer.weight[target_ids].float())
+    return TeacherHead(target_ids, select(layer.weight, 0, target_ids).float())
 
 
 def head_config(checkpoint: Checkpoint, draft_vocab: int, feature_norm: FeatureNorm) -> HeadConfig:

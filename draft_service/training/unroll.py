@@ -18,9 +18,9 @@ from typing import NamedTuple
 import numpy as np
 import torch
 import torch.nn.functional as F
-from numpy.typing import NDArray
 
 from eagle_pangu.speculation.eagle3.head import Eagle3Head
+from eagle_pangu.speculation.indexing import index_tensor, select
 
 STEP_WEIGHT = 0.8
 """Weight of step k is its k-th power."""
@@ -75,8 +75,16 @@ def plan_steps(lengths: Sequence[int], prompts: Sequence[int], steps: int, devic
             place = rows + 2 + step - prompts[index]
             predicted.append(np.where(place >= 0, answers[index] + place, -1))
         flat = np.concatenate(predicted)
-        parts = (kept, inputs, positions, [np.flatnonzero(flat >= 0)], [flat[flat >= 0]])
-        plan.append(Step(spans, *(_tensor(part).to(device) for part in parts)))
+        plan.append(
+            Step(
+                spans,
+                index_tensor(np.concatenate(kept), offsets[-1], device, field="kept"),
+                index_tensor(np.concatenate(inputs), tokens[-1], device, field="inputs"),
+                torch.from_numpy(np.concatenate(positions)).to(device),
+                index_tensor(np.flatnonzero(flat >= 0), len(flat), device, field="predicting"),
+                index_tensor(flat[flat >= 0], answers[-1], device, field="answers"),
+            )
+        )
         before = spans
     return plan
 
@@ -85,10 +93,6 @@ def _span(length: int, prompt: int, step: int, steps: int) -> Span:
     """Rows whose predicted token exists; past step 0, which gives the keys, only those that lead to an answer."""
     first = max(0, prompt - 1 - steps) if step else 0
     return Span(first, max(0, length - 2 - step - first))
-
-
-def _tensor(parts: Sequence[NDArray[np.int64]]) -> torch.Tensor:
-    return torch.from_numpy(np.concatenate(parts).astype(np.int64))
 
 
 def unroll(
@@ -108,8 +112,9 @@ def unroll(
     attention = _Attention(plan)
     hidden = head.fuse(features)
     for step in plan:
-        output = head.step(token_ids[step.inputs][None], hidden[step.kept][None], step.positions[None], attention)[0]
-        yield output[step.predicting]
+        inputs, kept = select(token_ids, 0, step.inputs), select(hidden, 0, step.kept)
+        output = head.step(inputs[None], kept[None], step.positions[None], attention)[0]
+        yield select(output, 0, step.predicting)
         hidden = head.recycled(output)
 
 
@@ -183,8 +188,9 @@ def distillation_loss(
     """
     loss = torch.zeros((), device=targets.device)
     for power, (output, step) in enumerate(zip(outputs, plan, strict=True)):
-        chosen = usable[step.answers]
-        if chosen.any():
-            logits = head.logits(output[chosen]).float()
-            loss = loss + STEP_WEIGHT**power * F.cross_entropy(logits, targets[step.answers[chosen]])
+        chosen = select(usable, 0, step.answers).nonzero().flatten()
+        if len(chosen):
+            logits = head.logits(select(output, 0, chosen)).float()
+            expected = select(targets, 0, select(step.answers, 0, chosen))
+            loss = loss + STEP_WEIGHT**power * F.cross_entropy(logits, expected)
     return loss

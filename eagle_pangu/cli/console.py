@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import signal
+import sys
 from collections.abc import Coroutine
 from typing import Any, NoReturn, TypeVar
 
@@ -14,6 +15,7 @@ from rich.console import Console
 
 from eagle_pangu.serving.configuration import SettingsError
 from eagle_pangu.serving.processes import ProcessDiedError
+from eagle_pangu.serving.torch_failures import explanation
 from eagle_pangu.speculation.models import ModelError
 
 Result = TypeVar("Result")
@@ -33,8 +35,25 @@ EXPECTED = (CommandError, ModelError, ProcessDiedError, SettingsError, TimeoutEr
 
 def fail(message: object) -> NoReturn:
     """Say what is wrong and end with status 1."""
-    notes.print(f"error: {message}", style="red", markup=False)
+    _say(message)
     raise typer.Exit(1)
+
+
+def launch(app: typer.Typer, name: str) -> NoReturn:
+    """Run a command to the end of the process; a torch that torch_npu keeps from being imported is no traceback."""
+    try:
+        app(prog_name=name)
+    except (RuntimeError, ImportError, OSError) as error:
+        if explanation(error) is None:
+            raise
+        _say(error)
+        sys.exit(1)
+    sys.exit(0)
+
+
+def _say(wrong: object) -> None:
+    reason = explanation(wrong) if isinstance(wrong, Exception) else None
+    notes.print(f"error: {reason or wrong}", style="red", markup=False)
 
 
 def run(work: Coroutine[Any, Any, Result], *, interrupted: int = INTERRUPTED) -> Result:

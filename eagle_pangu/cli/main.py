@@ -8,8 +8,9 @@ from eagle_pangu.cli.ablate import app as ablate
 from eagle_pangu.cli.bench import bench
 from eagle_pangu.cli.bench_numerics import bench_numerics
 from eagle_pangu.cli.bench_options import bench_options
-from eagle_pangu.cli.console import EXPECTED, answers, fail
+from eagle_pangu.cli.console import EXPECTED, answers, fail, launch
 from eagle_pangu.cli.demo import demo
+from eagle_pangu.cli.doctor import doctor
 from eagle_pangu.cli.generate import generate
 from eagle_pangu.cli.http import http
 from eagle_pangu.cli.models import app as models
@@ -30,6 +31,7 @@ app.command(context_settings=PASS_ON)(up)
 app.command()(generate)
 app.command(context_settings={**PASS_ON, "help_option_names": []})(http)
 app.command()(demo)
+app.command()(doctor)
 app.command()(bench)
 app.command("bench-numerics")(bench_numerics)
 app.command("bench-options")(bench_options)
@@ -48,5 +50,10 @@ def config(context: typer.Context) -> None:
         fail(error)
 
 
+def main() -> None:
+    """Console script `eagle-pangu`."""
+    launch(app, "eagle-pangu")
+
+
 if __name__ == "__main__":
-    app()
+    main()

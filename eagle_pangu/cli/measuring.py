@@ -103,5 +103,7 @@ def report(summary: Summary | LoadSummary, answers: int, failures: Sequence[str]
         reasons = ", ".join(summary.fallback_reasons)
         rounds = f"{summary.fallback_rounds} of {summary.rounds} rounds"
         notes.print(f"{rounds} had no draft: {reasons}", style="yellow", markup=False)
-    if summary.numerics.degraded_reason:
-        notes.print(f"numerics: {summary.numerics.degraded_reason}", style="yellow", markup=False)
+    numerics = summary.numerics
+    for name, reason in (("numerics", numerics.degraded_reason), ("attention", numerics.attention_fallback_reason)):
+        if reason:
+            notes.print(f"{name}: {reason}", style="yellow", markup=False)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -11,6 +12,7 @@ from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn
 from rich.table import Table
 
 from eagle_pangu.cli.console import answers, fail, notes
+from eagle_pangu.speculation.licences import licence_notice
 from eagle_pangu.speculation.models import (
     RELEASES,
     ModelError,
@@ -48,8 +50,13 @@ def list_command() -> None:
 
 
 @app.command("show")
-def show_command(name: Name = DEFAULT_MODEL) -> None:
-    """Where a model comes from and where it lies, as JSON."""
+def show_command(
+    name: Annotated[str, typer.Argument(help="Name of a model, or a transformers directory.")] = DEFAULT_MODEL,
+) -> None:
+    """Where a model comes from, where it lies, and what its licence asks for, as JSON."""
+    if name not in RELEASES and (Path(name) / "config.json").is_file():
+        answers.print_json(json.dumps(_shown_directory(Path(name))))
+        return
     release = _release(name)
     shown: dict[str, object] = {
         "name": release.name,
@@ -70,6 +77,12 @@ def pull_with_progress(release: Release) -> str:
     columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), TextColumn("{task.percentage:>3.0f}%"))
     with Progress(*columns, TimeElapsedColumn(), console=notes) as progress:
         return str(pull(release, on_progress=_shown_on(progress, release)))
+
+
+def _shown_directory(directory: Path) -> dict[str, object]:
+    config = json.loads((directory / "config.json").read_text("utf-8"))
+    notice = licence_notice(config) or "not known here; see the files of the model"
+    return {"name": directory.name, "license": notice, "directory": str(directory.resolve()), "config": config}
 
 
 def _shown_on(progress: Progress, release: Release) -> OnProgress:

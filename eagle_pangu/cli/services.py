@@ -27,6 +27,9 @@ TeacherThreads = Annotated[int | None, typer.Option(min=0, help="CPU threads of 
 DraftThreads = Annotated[int | None, typer.Option(min=0, help="CPU threads of the draft; 0: all cores.")]
 TeacherModel = Annotated[str | None, typer.Option(help="Pulled model or transformers directory.")]
 DraftModel = Annotated[str | None, typer.Option(help="The same, for the standalone drafter.")]
+CheckIndices = Annotated[
+    bool, typer.Option("--check-indices", help="Both models under the index guard: slow, for finding faults.")
+]
 LogDirectory = Annotated[Path | None, typer.Option(help="Keep the logs of the three processes here.")]
 
 STEPS: dict[State, int] = {"launched": 0, "listening": 1, "serving": 2, "stopped": 2}
@@ -45,6 +48,7 @@ class ServiceFlags:
     teacher_model: str | None = None
     draft_model: str | None = None
     port: int | None = None
+    check_indices: bool = False
 
     def settings(self, argv: Sequence[str] = ()) -> Settings:
         """The configuration with these flags laid over `argv`, environment and file.
@@ -53,7 +57,7 @@ class ServiceFlags:
             SettingsError: a bad value anywhere.
             ModelError: a model is not here; names the setting, and the command that pulls it.
         """
-        both = {"dtype": self.dtype}
+        both = {"dtype": self.dtype, "check_indices": self.check_indices or None}
         numerics = {"mode": self.mode, "numerics": self.numerics}
         overrides = {
             "teacher": {**both, **numerics, "threads": self.teacher_threads, "model": self.teacher_model},

@@ -26,6 +26,7 @@ def up(
     draft_threads: services.DraftThreads = None,
     teacher_model: services.TeacherModel = None,
     draft_model: services.DraftModel = None,
+    check_indices: services.CheckIndices = False,
     log_directory: services.LogDirectory = None,
 ) -> None:
     """Start teacher, draft and orchestrator; Ctrl-C drains them.
@@ -34,7 +35,8 @@ def up(
     `eagle-pangu config --help`).
     """
     flags = services.ServiceFlags(
-        dtype, mode, numerics, drafter, teacher_threads, draft_threads, teacher_model, draft_model, port
+        *(dtype, mode, numerics, drafter, teacher_threads, draft_threads, teacher_model, draft_model, port),
+        check_indices=check_indices,
     )
     try:
         settings = flags.settings(context.args)

@@ -68,7 +68,14 @@ class Asker:
         except grpc.aio.AioRpcError as error:
             raise _ask_error("model info", error) from error
         told = info.numerics
-        numerics = Numerics(told.dtype, told.policy, told.mode, told.degraded_reason)
+        numerics = Numerics(
+            told.dtype,
+            told.policy,
+            told.mode,
+            told.degraded_reason,
+            told.attention,
+            told.attention_fallback_reason,
+        )
         return Teacher(info.teacher.model, info.teacher.tokenizer_sha256, numerics)
 
     async def ask(self, messages: Sequence[Message], drafter: str, request_id: str) -> Answer:

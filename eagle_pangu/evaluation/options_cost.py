@@ -1,12 +1,13 @@
 """What a request's options cost: the time of a round with every option that acts in a round, over that of a greedy one.
 
-Both ways are asked by turns of the same running services, each prompt once in each way. A round's time is the
-orchestrator's own figure, draft, wire and teacher included, so the ratio is what a caller would see.
+All ways are asked by turns of the same running services, each prompt once in each way. A round's time is the
+orchestrator's own figure, draft, wire and teacher included, so the ratio is what a caller would see. Two options leave
+so few tokens in play that the others have little to do, `top_k` and `allowed_token_ids`: there is a way without them.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from eagle_pangu.client.client import GenerationClient
@@ -16,26 +17,27 @@ from protos.v1 import generation_pb2, sampling_pb2
 MOST_ALLOWED = 4096  # ids; of a byte-pair vocabulary the first ones are the most frequent
 
 
+WAYS = ("greedy", "all options", "all but cuts")
+
+
 @dataclass(frozen=True)
 class RoundCost:
-    """One prompt. Milliseconds of a round and drafted rows of a round, greedy and with all options."""
+    """One prompt. Milliseconds of a round and drafted rows of a round, by way."""
 
     id: str
-    greedy_ms: float
-    options_ms: float
-    greedy_rows: float
-    options_rows: float
+    ms: Mapping[str, float]
+    rows: Mapping[str, float]
 
 
 async def measure(
     client: GenerationClient, items: Sequence[PromptItem], *, drafter: str, max_tokens: int
 ) -> AsyncIterator[RoundCost]:
-    """One cost an item, after one item in both ways that is thrown away; which way comes first alternates.
+    """One cost an item, after one item in all ways that is thrown away; which way comes first changes in turn.
 
     Args:
         client: of a running orchestrator.
         items: their first turns are asked.
-        drafter: of both ways; the budget is the server's default.
+        drafter: of all ways; the budget is the server's default.
         max_tokens: of every answer, which no end-of-sequence id ends.
 
     Raises:
@@ -45,22 +47,24 @@ async def measure(
     for place, item in enumerate([items[0], *items]):
         plain = _greedy(item, drafter, max_tokens)
         full = with_every_option(plain, seed=place, vocab_size=info.teacher.vocab_size)
-        figures = {}
-        for options in (plain, full) if place % 2 else (full, plain):
-            answer = await client.generate(options)
+        uncut = generation_pb2.GenerationOptions()
+        uncut.CopyFrom(full)
+        uncut.ClearField("top_k")
+        uncut.ClearField("allowed_token_ids")
+        asked = dict(zip(WAYS, (plain, full, uncut), strict=True))
+        ms, rows = {}, {}
+        for way in [*WAYS[place % len(WAYS) :], *WAYS[: place % len(WAYS)]]:
+            answer = await client.generate(asked[way])
             rounds = max(1, answer.speculation.rounds)
-            figures[options is full] = (
-                answer.speculation.timings.rounds_us / rounds / 1e3,
-                answer.speculation.drafted / rounds,
-            )
+            ms[way] = answer.speculation.timings.rounds_us / rounds / 1e3
+            rows[way] = answer.speculation.drafted / rounds
         if place:
-            (greedy_ms, greedy_rows), (options_ms, options_rows) = figures[False], figures[True]
-            yield RoundCost(item.id, greedy_ms, options_ms, greedy_rows, options_rows)
+            yield RoundCost(item.id, ms, rows)
 
 
-def ratio(costs: Sequence[RoundCost]) -> float:
-    """Time of a round with all options over that of a greedy one, each the mean over the prompts."""
-    return sum(cost.options_ms for cost in costs) / sum(cost.greedy_ms for cost in costs)
+def ratio(costs: Sequence[RoundCost], way: str) -> float:
+    """Time of a round in one of the `WAYS` over that of a greedy one, each the mean over the prompts."""
+    return sum(cost.ms[way] for cost in costs) / sum(cost.ms[WAYS[0]] for cost in costs)
 
 
 def with_every_option(

@@ -38,8 +38,11 @@ class TransformersOracle:
 
         torch.set_num_threads(threads or os.cpu_count() or 1)
         self._torch = torch
-        self._tokenizer: Any = transformers.AutoTokenizer.from_pretrained(directory)
-        self._model: Any = transformers.AutoModelForCausalLM.from_pretrained(directory, dtype=getattr(torch, dtype))
+        disk_only = {"local_files_only": True, "trust_remote_code": False}
+        self._tokenizer: Any = transformers.AutoTokenizer.from_pretrained(directory, **disk_only)
+        self._model: Any = transformers.AutoModelForCausalLM.from_pretrained(
+            directory, dtype=getattr(torch, dtype), **disk_only
+        )
         self._model.eval()
         ends = self._model.generation_config.eos_token_id
         self._ends: tuple[int, ...] = tuple(ends) if isinstance(ends, list) else () if ends is None else (ends,)

@@ -44,6 +44,8 @@ class Numerics:
     policy: str
     mode: str
     degraded_reason: str = ""
+    attention: str = ""
+    attention_fallback_reason: str = ""
 
     @property
     def must_be_exact(self) -> bool:

@@ -27,6 +27,7 @@ from eagle_pangu.serving.configuration import SettingsError, load_settings
 from eagle_pangu.serving.logs import configure_logging, get_logger
 from eagle_pangu.serving.racing import finished_before
 from eagle_pangu.serving.settings import SectionName, ServerSettings, Settings
+from eagle_pangu.serving.torch_failures import explanation
 
 __all__ = ["Server", "Service", "StartError", "channel", "run_service", "running", "serve"]
 
@@ -223,8 +224,11 @@ def run_service(name: str, build: Callable[[Settings], Service], section: Sectio
     except StartError as error:
         log.error("cannot start", reason=str(error))
         status = 1
-    except Exception:
-        log.exception("failed")
+    except Exception as error:
+        if reason := explanation(error):
+            log.error("cannot start", reason=reason)
+        else:
+            log.exception("failed")
         status = 1
     logging.shutdown()
     # Not sys.exit: the teardown of the interpreter aborts while a thread still loads a model, which cannot be stopped.

@@ -123,7 +123,9 @@ def _read_flags(argv: Sequence[str], section: SectionName | None, program: str) 
             if name == section:
                 flags = [f"--{flag}" for flag in _spellings(field)] + flags
             text = f"{info.description} (default: {info.default!r})".replace("%", "%%")
-            options.add_argument(*flags, dest=f"{name}.{field}", metavar="VALUE", help=text)
+            # A switch may be named alone, to turn it on.
+            alone: dict[str, Any] = {"nargs": "?", "const": "true"} if info.annotation is bool else {}
+            options.add_argument(*flags, dest=f"{name}.{field}", metavar="VALUE", help=text, **alone)
     found = vars(parser.parse_args(list(argv)))
     config = found.pop("config")
     values: Values = {}

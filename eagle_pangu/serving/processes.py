@@ -25,7 +25,7 @@ from eagle_pangu.serving.settings import SectionName, ServerSettings, Settings
 Result = TypeVar("Result")
 
 ENTRY_POINTS: dict[SectionName, str] = {
-    "teacher": "teacher_service.main",
+    "teacher": "teacher_service",
     "draft": "draft_service.main",
     "orchestrator": "orchestrator.main",
 }

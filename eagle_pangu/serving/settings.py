@@ -12,7 +12,15 @@ from typing import Annotated, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
-Device = Literal["cpu", "cuda"]
+Device = Literal["cpu", "cuda", "npu"]
+AttentionChoice = Literal[
+    "auto",
+    "sdpa",
+    "eager",
+    "npu_fused_infer_attention_score_v2",
+    "npu_fused_infer_attention_score",
+    "npu_fusion_attention",
+]
 DTypeChoice = Literal["auto", "float32", "bfloat16", "float16"]
 NumericsChoice = Literal["auto", "bitwise", "free"]
 Mode = Literal["reference", "performance"]
@@ -68,6 +76,16 @@ class ModelSettings(Section):
     device: Device = Field(default="cpu", description="Device of the model.")
     dtype: DTypeChoice = Field(
         default="auto", description="Weights and activations; auto: what the device computes best."
+    )
+    attention: AttentionChoice = Field(
+        default="auto",
+        description="Attention under free numerics; auto: the device's fused one. eager: the reference, written out. "
+        "The npu_ ones are operators of device npu.",
+    )
+    check_indices: bool = Field(
+        default=False,
+        description="Refuse a negative or out-of-range index in any operator of the model, before it runs. Slow; for "
+        "finding faults.",
     )
     threads: int = Field(default=0, ge=0, description="CPU threads of the model; 0: all cores.")
 
@@ -143,6 +161,12 @@ class TeacherSettings(ServerSettings, ModelSettings):
             raise ValueError(
                 f"kv_tokens: expected 0, or at least slot_capacity ({self.slot_capacity}), got {self.kv_tokens}"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _reference_attends_eagerly(self) -> Self:
+        if self.mode == "reference" and self.attention not in ("auto", "eager"):
+            raise ValueError(f"attention: expected auto or eager with mode = reference, got {self.attention}")
         return self
 
     @model_validator(mode="after")

@@ -12,9 +12,13 @@ from typing import Any, Literal, NamedTuple
 import torch
 from transformers.cache_utils import CacheLayerMixin
 
-from eagle_pangu.speculation.plan import whole_blocks
+from eagle_pangu.speculation.indexing import copy_into, index_tensor, select
+from eagle_pangu.speculation.plan import BLOCK, whole_blocks
 
 Branch = Literal["shared", "replicate"]
+
+SPARE_COLUMNS = BLOCK
+"""Behind the capacity of a slot with static shapes; one would do, and whole blocks keep K and V aligned."""
 
 
 class CacheShape(NamedTuple):
@@ -100,29 +104,45 @@ class KeptColumns:
 class Slot:
     """The KV of one session.
 
+    Args:
+        shape: of the model's layers.
+        capacity: columns; filled up to whole blocks.
+        branch: how the branch is kept.
+        static_shapes: a pass may fill its rows up to a fixed shape. Rows are then written through an index, so that no
+            shape depends on their number, and what fills up goes to a column that nobody reads, behind the capacity.
+
     Attributes:
         capacity: columns, a multiple of `BLOCK`.
         committed_length: tokens whose KV is final.
         branch_rows: rows of the speculative branch, at columns ``committed_length ...``; 0 when there is none.
     """
 
-    def __init__(self, shape: CacheShape, capacity: int, branch: Branch = "shared") -> None:
+    def __init__(
+        self, shape: CacheShape, capacity: int, branch: Branch = "shared", *, static_shapes: bool = False
+    ) -> None:
         self.shape = shape
         self.capacity = whole_blocks(capacity)
+        self._columns = self.capacity + SPARE_COLUMNS * static_shapes
         self.committed_length = 0
         self.branch_rows = 0
         self._branch_kind = branch
-        self._main = _Storage(shape, self.capacity)
+        self._main = _Storage(shape, self._columns)
         self._branch = self._main
         self._targets = self._main.by_layer  # what `write` fills: set by `begin`, for all layers at once
+        self._places: torch.Tensor | None = None  # where in it, if not from its start on
 
     @property
     def written(self) -> int:
         """Columns written: committed ones and the branch."""
         return self.committed_length + self.branch_rows
 
-    def begin(self, first_row: int, rows: int) -> None:
+    def begin(self, first_row: int, rows: int, padding: int = 0) -> None:
         """Announce a pass that writes branch rows ``first_row ... rows - 1``; ``first_row == 0`` starts a new branch.
+
+        Args:
+            first_row: the rows before it are the branch already.
+            rows: of the branch from now on.
+            padding: rows that the pass has besides; they are written nowhere.
 
         Raises:
             ValueError: the rows do not continue the branch, or do not fit the capacity.
@@ -134,17 +154,25 @@ class Slot:
         if first_row == 0 and self._branch_kind == "replicate":
             self._replicate()
         self.branch_rows = rows
-        new = slice(self.committed_length + first_row, self.written)
-        self._targets = _by_layer(self._branch.keys[:, :, new], self._branch.values[:, :, new])
+        new = range(self.committed_length + first_row, self.written)
+        if self._columns > self.capacity:
+            self._targets = self._branch.by_layer
+            places = [*new, *[self.capacity] * padding]
+            self._places = index_tensor(places, self._columns, self.shape.device, field="written columns")
+        else:
+            columns = slice(new.start, new.stop)
+            self._targets = _by_layer(self._branch.keys[:, :, columns], self._branch.values[:, :, columns])
 
     def write(self, layer: int, keys: torch.Tensor, values: torch.Tensor) -> None:
         """Take K and V of one layer, [1, kv_heads, rows, head_dim], at the place announced by `begin`."""
-        own_keys, own_values = self._targets[layer]
-        own_keys.copy_(keys)
-        own_values.copy_(values)
+        for own, given in zip(self._targets[layer], (keys, values), strict=True):
+            if self._places is None:
+                own.copy_(given)
+            else:
+                copy_into(own, 2, self._places, given.to(own.dtype))
 
     def columns(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """K and V of one layer, [1, kv_heads, capacity, head_dim]; the plan says which columns count."""
+        """K and V of one layer, [1, kv_heads, >= capacity, head_dim]; the plan says which columns count."""
         return self._branch.by_layer[layer]
 
     def committed(self, start: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
@@ -168,9 +196,9 @@ class Slot:
         dense = list(rows) == list(range(1, len(rows) + 1))
         start = self.committed_length
         if self._branch is not self._main:
-            self._gather(torch.arange(start, start + 1), start)
+            self._gather([start], start)
         if not dense or self._branch is not self._main:
-            self._gather(torch.tensor(list(rows), dtype=torch.int64) + start, start + 1)
+            self._gather([start + row for row in rows], start + 1)
         self.committed_length += 1 + len(rows)
         self.abort()
 
@@ -218,15 +246,15 @@ class Slot:
         """Zero V of unused columns, so that a whole block can be read: 0 x leftover NaN would be NaN."""
         self._branch.values[:, :, start:end] = 0
 
-    def _gather(self, columns: torch.Tensor, target: int) -> None:
-        if columns.numel() == 0:
+    def _gather(self, columns: Sequence[int], target: int) -> None:
+        if not columns:
             return
-        columns = columns.to(self.shape.device)
-        end = target + columns.numel()
-        self._main.keys[:, :, target:end] = self._branch.keys.index_select(2, columns)
-        self._main.values[:, :, target:end] = self._branch.values.index_select(2, columns)
+        index = index_tensor(columns, self.capacity, self.shape.device, field="committed columns")
+        end = target + len(columns)
+        self._main.keys[:, :, target:end] = select(self._branch.keys, 2, index)
+        self._main.values[:, :, target:end] = select(self._branch.values, 2, index)
 
     def _replicate(self) -> None:
         """The paper's first form: the branch works on a deep copy of the committed prefix."""
-        self._branch = _Storage(self.shape, self.capacity)
+        self._branch = _Storage(self.shape, self._columns)
         self._branch.copy_from(self._main, self.committed_length)

@@ -1,15 +1,16 @@
 """Loading any decoder-only transformers directory, and what identifies it to a peer.
 
 Nothing is half-loaded: a missing, unexpected or misshapen tensor, an architecture with other than full attention, or a
-directory without tokenizer.json is an error that names what is wrong. Weights come from disk only, never from a hub,
-and no remote code runs.
+directory without a tokenizer is an error that names what is wrong. Weights come from disk only, never from a hub, and
+no remote code runs. What openPangu is in terms of transformers, `openpangu` knows.
 """
 
 from __future__ import annotations
 
 import json
+import logging
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,13 @@ from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, Pre
 
 from eagle_pangu.speculation.attention import TREE_ATTENTION
 from eagle_pangu.speculation.devices import Device
+from eagle_pangu.speculation.licences import licence_notice
+from eagle_pangu.speculation.openpangu import MODEL_TYPE as OPENPANGU
+from eagle_pangu.speculation.openpangu import OpenPanguError, check_dropped_tensors, llama_config
+from eagle_pangu.speculation.openpangu_tokenizer import convert_tokenizer
 from protos.fingerprint import tokenizer_sha256
+
+log = logging.getLogger(__name__)
 
 
 class CheckpointError(Exception):
@@ -33,11 +40,13 @@ class Tokenizer:
         json: tokenizer.json in the format of the `tokenizers` library.
         chat_template: Jinja source; empty when the model has none.
         special_tokens: the strings that a template may use by name (bos_token, eos_token, ...).
+        adds_bos: a prompt made from text begins with `bos_token`, which its text does not hold.
     """
 
     json: bytes
     chat_template: str
     special_tokens: dict[str, str]
+    adds_bos: bool = False
 
     @cached_property
     def sha256(self) -> str:
@@ -82,7 +91,10 @@ def load_checkpoint(directory: Path, dtype: torch.dtype, device: Device) -> Chec
     """
     config = read_config(directory)
     tokenizer = read_tokenizer(directory)
+    _say_licence(directory)
     try:
+        if _is_openpangu(directory):
+            check_dropped_tensors(directory, config)
         model, report = AutoModelForCausalLM.from_pretrained(
             directory,
             config=config,
@@ -99,6 +111,9 @@ def load_checkpoint(directory: Path, dtype: torch.dtype, device: Device) -> Chec
     faults = {kind: sorted(map(str, names)) for kind, names in report.items() if names}
     if faults:
         raise CheckpointError(f"{directory}: tensors do not match the architecture: {faults}")
+    if config.tie_word_embeddings and model.get_output_embeddings().weight is not model.get_input_embeddings().weight:
+        # transformers keeps such a head, with a warning that nobody reads.
+        raise CheckpointError(f"{directory}: tie_word_embeddings is true, and the file holds a head of other values")
     model = model.to(device.torch_device).eval()
     for parameter in model.parameters():
         parameter.requires_grad_(False)
@@ -120,6 +135,11 @@ def read_config(directory: Path) -> Any:
     """
     if not (directory / "config.json").is_file():
         raise CheckpointError(f"{directory}: expected a transformers model directory, found no config.json")
+    if _is_openpangu(directory):
+        try:
+            return llama_config(_read_json(directory / "config.json"))
+        except OpenPanguError as error:
+            raise CheckpointError(f"{directory}: {error}") from error
     try:
         config = AutoConfig.from_pretrained(directory, local_files_only=True, trust_remote_code=False)
     except (OSError, ValueError) as error:
@@ -138,9 +158,6 @@ def read_tokenizer(directory: Path) -> Tokenizer:
     Raises:
         CheckpointError: there is none of the fast kind, or a file beside it cannot be read.
     """
-    path = directory / "tokenizer.json"
-    if not path.is_file():
-        raise CheckpointError(f"{directory}: expected tokenizer.json (save the tokenizer as a fast tokenizer)")
     settings = _read_json(directory / "tokenizer_config.json")
     template_file = directory / "chat_template.jinja"
     template = template_file.read_text("utf-8") if template_file.is_file() else settings.get("chat_template") or ""
@@ -150,6 +167,15 @@ def read_tokenizer(directory: Path) -> Tokenizer:
             text = value.get("content") if isinstance(value, dict) else value
             if isinstance(text, str):
                 special[name] = text
+    if _is_openpangu(directory):
+        try:
+            converted = convert_tokenizer(directory, settings)
+        except OpenPanguError as error:
+            raise CheckpointError(f"{directory}: {error}") from error
+        return Tokenizer(converted.json, template, special, converted.adds_bos)
+    path = directory / "tokenizer.json"
+    if not path.is_file():
+        raise CheckpointError(f"{directory}: expected tokenizer.json (save the tokenizer as a fast tokenizer)")
     return Tokenizer(path.read_bytes(), template, special)
 
 
@@ -182,6 +208,17 @@ def read_eos_token_ids(directory: Path, config: Any) -> tuple[int, ...]:
     if eos is None:
         return ()
     return tuple(sorted({eos} if isinstance(eos, int) else set(eos)))
+
+
+def _is_openpangu(directory: Path) -> bool:
+    return _read_json(directory / "config.json").get("model_type") == OPENPANGU
+
+
+@cache
+def _say_licence(directory: Path) -> None:
+    """Once a process."""
+    if notice := licence_notice(_read_json(directory / "config.json")):
+        log.warning("licence of %s: %s", directory.name, notice)
 
 
 def _read_json(path: Path) -> dict[str, Any]:

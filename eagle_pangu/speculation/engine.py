@@ -5,21 +5,24 @@ Blocking, one thread at a time. It knows tensors, trees and slots; no session, n
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch.utils.hooks import RemovableHandle
 
 from eagle_pangu.speculation.attention import AttentionKernel
-from eagle_pangu.speculation.attention.kernels import bitwise_kernel, eager_kernel, fused_kernel
-from eagle_pangu.speculation.cache import Branch, CacheShape, Slot, SlotLayer
+from eagle_pangu.speculation.attention.kernels import bitwise_kernel
+from eagle_pangu.speculation.buckets import Buckets, SeenShapes
+from eagle_pangu.speculation.cache import SPARE_COLUMNS, Branch, CacheShape, Slot, SlotLayer
 from eagle_pangu.speculation.checkpoints import Checkpoint
 from eagle_pangu.speculation.devices import Device
+from eagle_pangu.speculation.devices.base import Attention, HeadShape
+from eagle_pangu.speculation.features import FeatureTaps
 from eagle_pangu.speculation.index_guard import IndexGuard
+from eagle_pangu.speculation.indexing import index_tensor
 from eagle_pangu.speculation.invariance import (
     NoInvarianceError,
     attention_row_multiple,
@@ -29,9 +32,10 @@ from eagle_pangu.speculation.invariance import (
 from eagle_pangu.speculation.layouts import Layout
 from eagle_pangu.speculation.layouts.ragged import RaggedLayout
 from eagle_pangu.speculation.norms import fuse_norms
-from eagle_pangu.speculation.plan import BLOCK, ForwardPlan
+from eagle_pangu.speculation.plan import ForwardPlan, whole_blocks
 from eagle_pangu.speculation.segment import Segment, known_tokens
 from eagle_pangu.speculation.tree import TokenTree
+from eagle_pangu.speculation.warm_up import run_and_compare, run_every_bucket
 
 Mode = Literal["reference", "performance"]
 NumericsChoice = Literal["auto", "bitwise", "free"]
@@ -41,13 +45,17 @@ class Numerics(NamedTuple):
     """How the engine computes, as resolved at its start.
 
     dtype: "float32", "bfloat16" or "float16"; policy: "bitwise" or "free"; mode: "reference" or "performance";
-    degraded_reason: empty, or why the default is not `bitwise` here.
+    degraded_reason: empty, or why the default is not `bitwise` here. attention: "blocked" under `bitwise`, else "sdpa",
+    "eager", or the name of the device's operator. attention_fallback_reason: empty, or why the device's own fused
+    attention is not used.
     """
 
     dtype: str
     policy: Literal["bitwise", "free"]
     mode: Mode
     degraded_reason: str
+    attention: str
+    attention_fallback_reason: str
 
 
 Arrange = Callable[[Sequence[Segment], Sequence[ForwardPlan]], Layout]
@@ -78,10 +86,21 @@ class Engine:
         slot_capacity: most tokens of a slot.
         max_rows: most drafted rows of a tree.
         chunk: most prompt tokens of one prefill pass.
+        step_rows: most rows of a pass over several sessions; where more, shapes are rounded up as far.
         branch: how a slot keeps its branch; `replicate` is the reference.
+        degraded_reason: why the caller asks for `free` where its own caller left the choice open; reported.
+        attention: under `free` numerics in `performance` mode; "auto" is the device's best.
+        check_indices: run under the index guard in any mode.
+
+    Attributes:
+        numerics: as resolved.
+        attention: of the device; None under `bitwise`, which has its own.
+        buckets, shapes: on a device with static shapes, what sizes are rounded up to, and the distinct shapes computed;
+            None elsewhere.
 
     Raises:
         NoInvarianceError: `bitwise` was asked for and this machine cannot keep it.
+        AttentionError: the attention asked for cannot serve this model here.
     """
 
     def __init__(
@@ -94,7 +113,11 @@ class Engine:
         slot_capacity: int = 4096,
         max_rows: int = 64,
         chunk: int = 256,
+        step_rows: int = 0,
         branch: Branch = "shared",
+        degraded_reason: str = "",
+        attention: str = "auto",
+        check_indices: bool = False,
     ) -> None:
         self.checkpoint = checkpoint
         self.device = device
@@ -109,8 +132,13 @@ class Engine:
         self._group = int(config.num_attention_heads) // self._kv_heads
         self._layers = int(config.num_hidden_layers)
         self._numerics_asked = numerics
+        self._attention_asked = attention
+        self._guarded = check_indices or mode == "reference"
+        most_rows = max(chunk, max_rows + 1, step_rows)
+        self.buckets = Buckets.up_to(most_rows, slot_capacity) if device.static_shapes else None
+        self.shapes = SeenShapes() if device.static_shapes else None
         fuse_norms(self._model)
-        self._adopt("free", mode, "")
+        self._adopt("free", mode, degraded_reason)
         rows = {"tree_rows": max_rows + 1, "chunk": chunk}
         if numerics != "free":
             try:
@@ -123,18 +151,23 @@ class Engine:
         if self.numerics.policy == "free":
             install_linears(self._model, device, bitwise=False, **rows)
         self._cache_layers = [SlotLayer() for _ in range(self._layers)]
-        self._taps = _FeatureTaps(self._model.base_model.layers)
+        self._taps = FeatureTaps(self._model.base_model.layers)
 
     def _adopt(self, policy: Literal["bitwise", "free"], mode: Mode, degraded_reason: str) -> None:
         """Make a policy the one in force: what is reported, which attention runs, and what KV is kept in."""
         dtype = self._model.dtype
-        self.numerics = Numerics(str(dtype).removeprefix("torch."), policy, mode, degraded_reason)
         self._kv_dtype = torch.float32 if policy == "bitwise" else dtype
         self._kernel: AttentionKernel
+        self.attention: Attention | None
         if policy == "bitwise":
-            self._kernel = bitwise_kernel(self._row_multiple)
+            self.attention = None
+            name, reason, self._kernel = "blocked", "", bitwise_kernel(self._row_multiple)
         else:
-            self._kernel = eager_kernel() if mode == "reference" else fused_kernel(self.device)
+            heads = HeadShape(self._kv_heads * self._group, self._kv_heads, self._head_dim, dtype)
+            asked = "eager" if mode == "reference" else self._attention_asked
+            self.attention = self.device.attention(asked, heads)
+            name, reason, self._kernel, _ = self.attention
+        self.numerics = Numerics(str(dtype).removeprefix("torch."), policy, mode, degraded_reason, name, reason)
 
     def _degrade(self, error: NoInvarianceError) -> None:
         """Go on under `free`, where nobody insisted on `bitwise`."""
@@ -147,9 +180,19 @@ class Engine:
         """What one slot stores."""
         return CacheShape(self._layers, self._kv_heads, self._head_dim, self._kv_dtype, self.device.torch_device)
 
+    def slot_columns(self, capacity: int) -> int:
+        """Columns that a slot of `capacity` tokens takes for them, those that round it up included."""
+        return self.buckets.length_for(capacity) if self.buckets else whole_blocks(capacity)
+
+    @property
+    def spare_columns(self) -> int:
+        """Columns that every slot takes besides."""
+        return SPARE_COLUMNS if self.buckets else 0
+
     def open_slot(self, capacity: int | None = None) -> Slot:
         """A fresh slot of `capacity` tokens, at most (and by default) the engine's slot capacity."""
-        return Slot(self.cache_shape, min(capacity or self.slot_capacity, self.slot_capacity), self._branch)
+        columns = self.slot_columns(min(capacity or self.slot_capacity, self.slot_capacity))
+        return Slot(self.cache_shape, columns, self._branch, static_shapes=self.buckets is not None)
 
     def run(self, segments: Sequence[Segment], arrange: Arrange | None = None) -> list[ForwardResult]:
         """One pass over the rows of several sessions; what is `final` is committed.
@@ -190,43 +233,30 @@ class Engine:
     def warm_up(self) -> None:
         """Run the shapes that serving runs, so that no request pays for first-use work.
 
-        Under `bitwise` this is also the self-test: one tree, verified beside another session's, is compared, bit by
-        bit, with one-by-one decoding. Where it fails the policy becomes `free`, unless `bitwise` was asked for.
+        Under `bitwise` this is also the self-test; where it fails the policy becomes `free`, unless `bitwise` was asked
+        for.
 
         Raises:
             NoInvarianceError: the self-test failed, and `bitwise` was asked for.
         """
-        slot, other = self.open_slot(), self.open_slot()
-        tree = TokenTree.build([1, 2, 3, 4, 5, 6, 7], [0, 0, 0, 1, 3, 2, 4])
-        tree = TokenTree(tree.token_ids % self.checkpoint.vocab_size, tree.parents)
-        length = min(BLOCK + 3, self.chunk, slot.capacity - tree.rows)
-        prompt = np.arange(length, dtype=np.int64) % self.checkpoint.vocab_size
-        self.prefill(slot, prompt, want_logits=True, want_features=True)
-        self.prefill(other, prompt[:1], want_logits=True)
-        self.verify(slot, tree)
-        together = self.run([Segment(other, tree), Segment(slot, tree)])[1].logits
-        assert together is not None
-        if self.numerics.policy != "bitwise":
-            return
-        for row, depth in enumerate(tree.depth):
-            slot.truncate(len(prompt))
-            alone = None
-            for ancestor in tree.ancestors[row, : depth + 1]:
-                alone = self.prefill(slot, tree.token_ids[ancestor : ancestor + 1], want_logits=True).logits
-            assert alone is not None
-            if not torch.equal(alone[0], together[row]):
-                self._degrade(NoInvarianceError(f"self-test: row {row} of a tree differs from one-by-one decoding"))
-                return
+        try:
+            run_and_compare(self)
+        except NoInvarianceError as error:
+            self._degrade(error)
+        if self.buckets and self.shapes:
+            run_every_bucket(self, self.buckets)
+            self.shapes.end_warm_up()
 
     def _forward(self, segments: Sequence[Segment], arrange: Arrange) -> list[ForwardResult]:
         for segment in segments:
             if segment.first_row == 0:
                 segment.slot.abort()
-        plans = [segment.plan(self._group) for segment in segments]
-        for segment in segments:
-            segment.slot.begin(segment.first_row, segment.tree.rows)
+        buckets = self.buckets if arrange == self._ragged else None
+        plans = [segment.plan(self._group, buckets) for segment in segments]
+        for segment, plan in zip(segments, plans, strict=True):
+            segment.slot.begin(segment.first_row, segment.tree.rows, plan.padding)
         want_features = any(segment.want_features for segment in segments)
-        checks = IndexGuard() if self.numerics.mode == "reference" else nullcontext()
+        checks = IndexGuard() if self._guarded else nullcontext()
         with torch.inference_mode(), checks, self._taps.recording(want_features) as taps:
             if self.numerics.policy == "bitwise":
                 for segment, plan in zip(segments, plans, strict=True):
@@ -242,7 +272,22 @@ class Engine:
             if segment.want_features and features is not None:
                 own_features = features[first : first + segment.rows]
             results.append(ForwardResult(segment.rows, own_logits, own_features))
+        if self.shapes:
+            self._note_shapes(self.shapes, layout, segments, plans)
         return results
+
+    def _note_shapes(
+        self, shapes: SeenShapes, layout: Layout, segments: Sequence[Segment], plans: Sequence[ForwardPlan]
+    ) -> None:
+        """Of the linear layers, and of the attention of each session; `_logits` notes the output layer's.
+
+        The blocks of the `bitwise` attention follow the text: a shape for each block that it grows by, met as it does.
+        """
+        shapes.note("rows", *layout.input_ids.shape)
+        for segment, plan in zip(segments, plans, strict=True):
+            blocked = self.numerics.policy == "bitwise"
+            columns = plan.full_columns + plan.tail_columns if blocked else segment.slot.capacity
+            shapes.note("attention", "chain" if plan.is_chain else "tree", plan.rows, columns)
 
     def _logits(self, layout: Layout, wanted: Sequence[range]) -> list[torch.Tensor | None]:
         """Run the model; [rows, vocab_size] for each of the given ranges of the pass's rows, None for an empty one."""
@@ -259,28 +304,24 @@ class Engine:
             return [None] * len(wanted)
         batch, length = layout.input_ids.shape
         keep: int | torch.Tensor = 0  # all
+        filling = 0
         if batch == 1:
+            filling = self.buckets.rows_for(len(rows)) - len(rows) if self.buckets else 0
             keep = length - rows[0]
-            if len(rows) != keep:
-                keep = torch.tensor(rows, device=self.device.torch_device)
+            if self.shapes:
+                self.shapes.note("logits", len(rows) + filling)
+            if len(rows) != keep or self.buckets:
+                keep = index_tensor([*rows, *rows[:1] * filling], length, self.device.torch_device, field="logits rows")
         output = self._model(logits_to_keep=keep, **arguments).logits[..., : self.checkpoint.vocab_size].flatten(0, 1)
         if batch == 1:
-            parts = output.split([len(each) for each in wanted])
+            parts = output.split([*(len(each) for each in wanted), filling])[: len(wanted)]
         else:
             parts = tuple(output[each.start : each.stop] for each in wanted)
         return [part if each else None for each, part in zip(wanted, parts, strict=True)]
 
     def _ragged(self, segments: Sequence[Segment], plans: Sequence[ForwardPlan]) -> Layout:
-        return RaggedLayout(self._cache_layers, [segment.slot for segment in segments], plans, self._kernel)
-
-
-def feature_layers(layers: int) -> tuple[int, int, int]:
-    """At the entries of which layers, 0 the first, features are taken in a model of so many.
-
-    2, L // 2 and L - 3, as EAGLE-3 heads expect; a model of fewer layers repeats the nearest one.
-    """
-    low, middle, high = (min(max(index, 0), layers - 1) for index in (2, layers // 2, layers - 3))
-    return low, middle, high
+        slots = [segment.slot for segment in segments]
+        return RaggedLayout(self._cache_layers, slots, plans, self._kernel, self.buckets)
 
 
 def _logits_rows(first: int, segment: Segment) -> range:
@@ -288,35 +329,3 @@ def _logits_rows(first: int, segment: Segment) -> range:
     end = first + segment.rows
     start = end if segment.logits_from is None else first + max(0, segment.logits_from - segment.first_row)
     return range(start, end)
-
-
-class _FeatureTaps:
-    """Hidden states at the entries of `feature_layers`, recorded only while asked for."""
-
-    def __init__(self, layers: Sequence[torch.nn.Module]) -> None:
-        self._layers = layers
-        self._places = feature_layers(len(layers))
-
-    @contextmanager
-    def recording(self, wanted: bool) -> Iterator[list[torch.Tensor]]:
-        """Yields the list that holds [rows, hidden] of each place once the pass is over; empty unless wanted."""
-        features: list[torch.Tensor] = []
-        if not wanted:
-            yield features
-            return
-        seen: dict[int, torch.Tensor] = {}
-        # Hooked for this pass alone: a model without hooks runs its layers faster.
-        hooks = [self._hook(index, seen) for index in set(self._places)]
-        try:
-            yield features
-            features.extend(seen[index] for index in self._places)
-        finally:
-            for hook in hooks:
-                hook.remove()
-
-    def _hook(self, index: int, seen: dict[int, torch.Tensor]) -> RemovableHandle:
-        def record(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-            hidden = args[0] if args else kwargs["hidden_states"]
-            seen[index] = hidden.flatten(0, 1).to(torch.bfloat16)
-
-        return self._layers[index].register_forward_pre_hook(record, with_kwargs=True)

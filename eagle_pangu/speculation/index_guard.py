@@ -72,7 +72,7 @@ def _advanced(table: torch.Tensor, indices: Sequence[torch.Tensor | None], *_: o
         dimension += index.dim() if index is not None and _is_mask(index) else 1  # a mask spans all that it has
 
 
-_CHECKED: dict[Any, Callable[..., Iterator[_Use]]] = {
+INDEXING: dict[Any, Callable[..., Iterator[_Use]]] = {
     **dict.fromkeys(
         (
             *(_aten.index_select, _aten.gather, _aten.index_copy, _aten.index_copy_, _aten.index_add, _aten.index_add_),
@@ -94,6 +94,7 @@ _CHECKED: dict[Any, Callable[..., Iterator[_Use]]] = {
         _advanced,
     ),
 }
+"""The operators that read index values -> how these are found among the positional arguments."""
 
 
 class IndexGuard(TorchDispatchMode):
@@ -133,15 +134,22 @@ class IndexGuard(TorchDispatchMode):
         if smallest < 0 or largest >= size:
             raise IllegalIndexError(operator, smallest if smallest < 0 else largest, size)
 
+    def check_call(self, func: Any, args: tuple[Any, ...]) -> None:
+        """Check what one of the operators of `INDEXING` is called with.
+
+        Raises:
+            IllegalIndexError: as above.
+        """
+        for use in INDEXING[func.overloadpacket](*args):
+            self.check(str(func), use.values, use.size)
+
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         """Check, then run; called by torch for every operator."""
         kwargs = kwargs or {}
-        uses = _CHECKED.get(func.overloadpacket)
-        if uses is not None:
-            for use in uses(*args):
-                self.check(str(func), use.values, use.size)
+        if func.overloadpacket in INDEXING:
+            self.check_call(func, args)
         elif _is_composite(func):
             # In inference mode torch hands composite operators over whole (one_hot, repeat_interleave, ...): what they
             # are made of would run below the guard, so take them apart under it. (decompose loses its way when function

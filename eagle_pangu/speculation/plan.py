@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -17,6 +18,8 @@ from eagle_pangu.speculation.tree import TokenTree
 
 BLOCK = 64
 """Columns of one block of the bitwise attention (numerics: B). Blocks lie at absolute positions."""
+
+_Value = TypeVar("_Value", np.int64, np.bool_)
 
 
 def whole_blocks(columns: int) -> int:
@@ -37,15 +40,21 @@ class ForwardPlan:
     first_row: int
     group: int
     device: torch.device
+    padding: int = 0
 
     @property
     def rows(self) -> int:
-        """Rows computed in this pass."""
+        """Rows computed in this pass, those included that only fill it up."""
+        return self.real_rows + self.padding
+
+    @property
+    def real_rows(self) -> int:
+        """Rows of the tree computed in this pass."""
         return self.tree.rows - self.first_row
 
     @property
     def columns(self) -> int:
-        """Cache columns in use once this pass has written its rows."""
+        """Cache columns in use once this pass has written its rows; padding has none."""
         return self.committed + self.tree.rows
 
     @cached_property
@@ -56,19 +65,29 @@ class ForwardPlan:
     @cached_property
     def input_ids(self) -> torch.Tensor:
         """[1, rows] int64."""
-        return self._tensor(self.tree.token_ids[self.first_row :])[None]
+        return self._tensor(self._filled_up(self.tree.token_ids))[None]
+
+    @cached_property
+    def positions(self) -> NDArray[np.int64]:
+        """[rows] of the sequence, 0 the first token's."""
+        return self.committed + self._filled_up(self.tree.depth)
 
     @cached_property
     def position_ids(self) -> torch.Tensor:
-        """[1, rows] int64."""
-        return self._tensor(self.committed + self.tree.depth[self.first_row :])[None]
+        """`positions` on the device, [1, rows] int64."""
+        return self._tensor(self.positions)[None]
+
+    @cached_property
+    def keep_host(self) -> NDArray[np.bool_]:
+        """[rows, columns]: the committed prefix, a row's ancestors and itself."""
+        keep = np.ones((self.rows, self.columns), dtype=np.bool_)
+        keep[:, self.committed :] = self._filled_up(self.tree.mask)
+        return keep
 
     @cached_property
     def keep(self) -> torch.Tensor:
-        """[rows * group, columns] bool: the committed prefix, a row's ancestors and itself."""
-        keep = np.ones((self.rows, self.columns), dtype=np.bool_)
-        keep[:, self.committed :] = self.tree.mask[self.first_row :]
-        return self._tensor(keep.repeat(self.group, axis=0))
+        """`keep_host` on the device, [rows * group, columns] bool."""
+        return self._tensor(self.keep_host.repeat(self.group, axis=0))
 
     # What follows serves the bitwise attention alone.
 
@@ -97,15 +116,19 @@ class ForwardPlan:
         deepest = self.tree.ancestors.shape[1]
         index = np.full((self.rows, self.tail_columns), rest, dtype=np.int64)
         index[:, :rest] = np.arange(rest)
-        index[:, rest : rest + deepest] = rest + self.tree.ancestors[self.first_row :]
+        index[:, rest : rest + deepest] = rest + self._filled_up(self.tree.ancestors)
         return index
 
     @cached_property
     def tail_hidden(self) -> torch.Tensor:
         """[rows * group, tail_columns] bool: True past a row's own position."""
-        positions = self.full_columns + np.arange(self.tail_columns)
-        own = self.committed + self.tree.depth[self.first_row :]
-        return self._tensor((positions[None, :] > own[:, None]).repeat(self.group, axis=0))
+        tail = self.full_columns + np.arange(self.tail_columns)
+        return self._tensor((tail[None, :] > self.positions[:, None]).repeat(self.group, axis=0))
+
+    def _filled_up(self, table: NDArray[_Value]) -> NDArray[_Value]:
+        """Of a table with an entry a row of the tree: those of the rows computed, the root's for padding."""
+        own = table[self.first_row :]
+        return np.concatenate([own, table[:1].repeat(self.padding, axis=0)]) if self.padding else own
 
     def _tensor(self, array: NDArray[np.int64] | NDArray[np.bool_]) -> torch.Tensor:
         return torch.from_numpy(np.ascontiguousarray(array)).to(self.device)

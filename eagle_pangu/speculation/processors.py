@@ -6,13 +6,12 @@ parameters, in float32 on the logits' device. A row's result has the same bits w
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from eagle_pangu.speculation.history import Histories
+from eagle_pangu.speculation.indexing import copy_into, fill, index_tensor, select
 from eagle_pangu.speculation.parameters import SamplingParameters
 
 _BANNED = float("-inf")
@@ -30,29 +29,34 @@ def process(logits: torch.Tensor, histories: Histories, parameters: SamplingPara
         [rows, vocab] float32, -inf where a token is banned.
     """
     scores = logits.to(torch.float32, copy=True, memory_format=torch.contiguous_format)
+    vocab_size, device = scores.shape[1], scores.device
     if parameters.penalises:
         _penalise(scores, histories, parameters)
     if parameters.logit_bias:
-        biased, bias = zip(*parameters.logit_bias, strict=True)
-        scores[:, _ids(biased, scores)] += torch.tensor(bias, device=scores.device)
-    banned = torch.from_numpy(_banned(histories, parameters, scores.shape[1])).to(scores.device)
-    scores.view(-1).index_fill_(0, banned, _BANNED)
+        token_ids, biases = zip(*parameters.logit_bias, strict=True)
+        biased = index_tensor(token_ids, vocab_size, device, field="logit_bias")
+        copy_into(scores, 1, biased, select(scores, 1, biased) + torch.tensor(biases, device=device))
+    banned = _banned(histories, parameters, vocab_size)
+    fill(scores.view(-1), 0, index_tensor(banned, scores.numel(), device, field="banned ids"), _BANNED)
     if parameters.allowed_token_ids:
-        allowed = torch.from_numpy(parameters.allowed).to(scores.device)
-        kept = scores.index_select(1, allowed)
-        scores.fill_(_BANNED).index_copy_(1, allowed, kept)
+        allowed = index_tensor(parameters.allowed, vocab_size, device, field="allowed_token_ids")
+        kept = select(scores, 1, allowed)
+        copy_into(scores.fill_(_BANNED), 1, allowed, kept)
     return scores
 
 
 def _penalise(scores: torch.Tensor, histories: Histories, parameters: SamplingParameters) -> None:
     """Repetition penalty (Keskar et al., "CTRL", 2019), then frequency and presence penalty as in OpenAI's API."""
     occurrences = histories.occurrences()
-    token_ids, seen, counts = (torch.from_numpy(table).to(scores.device) for table in occurrences)
-    values = scores[:, token_ids]
+    token_ids = index_tensor(occurrences.token_ids, scores.shape[1], scores.device, field="history")
+    seen, counts = (
+        torch.from_numpy(table).to(scores.device) for table in (occurrences.seen, occurrences.answer_counts)
+    )
+    values = select(scores, 1, token_ids)
     penalty = parameters.repetition_penalty
     values = torch.where(seen, torch.where(values < 0, values * penalty, values / penalty), values)
     values -= counts * parameters.frequency_penalty + (counts > 0) * parameters.presence_penalty
-    scores[:, token_ids] = values
+    copy_into(scores, 1, token_ids, values)
 
 
 def _banned(histories: Histories, parameters: SamplingParameters, vocab: int) -> NDArray[np.int64]:
@@ -68,7 +72,3 @@ def _banned(histories: Histories, parameters: SamplingParameters, vocab: int) ->
             token_ids += parameters.end_token_ids
         banned += (row * vocab + token_id for token_id in token_ids)
     return np.asarray(banned, dtype=np.int64)
-
-
-def _ids(token_ids: Sequence[int], scores: torch.Tensor) -> torch.Tensor:
-    return torch.tensor(token_ids, dtype=torch.int64, device=scores.device)

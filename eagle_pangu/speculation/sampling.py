@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from eagle_pangu.speculation.draw import Drawn, draw
 from eagle_pangu.speculation.history import Histories
+from eagle_pangu.speculation.indexing import gather, index_tensor, marked, replaced
 from eagle_pangu.speculation.noise import words
 from eagle_pangu.speculation.parameters import SamplingParameters
 from eagle_pangu.speculation.processors import process
@@ -49,11 +50,11 @@ def greedy(logits: torch.Tensor) -> Choice:
     pieces = F.pad(logits, (0, -vocab % _PIECE), value=nothing).view(rows, -1, _PIECE)
     highest = pieces.amax(dim=-1)
     piece = highest.argmax(dim=-1, keepdim=True)
-    inside = pieces.gather(1, piece[..., None].expand(rows, 1, _PIECE)).squeeze(1)
+    inside = gather(pieces, 1, piece[..., None].expand(rows, 1, _PIECE)).squeeze(1)
     offset = inside.argmax(dim=-1, keepdim=True)
-    best = inside.gather(-1, offset)
-    elsewhere = highest.scatter(-1, piece, nothing).amax(dim=-1, keepdim=True)
-    beside = inside.scatter(-1, offset, nothing).amax(dim=-1, keepdim=True)
+    best = gather(inside, -1, offset)
+    elsewhere = replaced(highest, -1, piece, nothing).amax(dim=-1, keepdim=True)
+    beside = replaced(inside, -1, offset, nothing).amax(dim=-1, keepdim=True)
     margins = best.float() - torch.maximum(elsewhere, beside).float()
     token_ids = piece * _PIECE + offset
     return Choice(token_ids.squeeze(-1).cpu().numpy(), margins.squeeze(-1).cpu().numpy())
@@ -152,33 +153,26 @@ def logprobs(logits: torch.Tensor, token_ids: Sequence[int] | NDArray[np.int64],
     """
     logits = logits.float()
     log_probabilities = logits.log_softmax(dim=-1)
-    chosen = torch.as_tensor(np.asarray(token_ids, dtype=np.int64), device=logits.device)[:, None]
+    vocab_size, device = logits.shape[1], logits.device
+    chosen = index_tensor(token_ids, vocab_size, device, field="token_ids")[:, None]
     ids = _best_ids(logits, max(top, 1))
-    order = logits.gather(1, ids).sort(dim=-1, descending=True, stable=True).indices[:, :top]
-    top_ids = ids.gather(1, order)
+    scores = gather(logits, 1, index_tensor(ids, vocab_size, device)).cpu().numpy()
+    order = np.argsort(-scores, axis=1, kind="stable")[:, :top]
+    top_ids = np.take_along_axis(ids, order, axis=1)
     return LogProbabilities(
-        log_probabilities.gather(1, chosen).squeeze(-1).cpu().numpy(),
-        top_ids.cpu().numpy(),
-        log_probabilities.gather(1, top_ids).cpu().numpy(),
+        gather(log_probabilities, 1, chosen).squeeze(-1).cpu().numpy(),
+        top_ids,
+        gather(log_probabilities, 1, index_tensor(top_ids, vocab_size, device)).cpu().numpy(),
     )
 
 
-def _best_ids(logits: torch.Tensor, count: int) -> torch.Tensor:
+def _best_ids(logits: torch.Tensor, count: int) -> NDArray[np.int64]:
     """[rows, count] ids of the highest of [rows, vocab] logits, ascending; of equal ones the smaller ids."""
     best = logits.topk(count, dim=-1).values
     lowest = best[:, -1:]
-    rows, ids = _marked(logits >= lowest)
-    tied = logits[rows, ids] == lowest[rows, 0]
-    room = (best == lowest).sum(dim=-1)  # how many of the tokens at the lowest logit get in
-    per_row = torch.bincount(rows[tied], minlength=len(logits))
-    rank = tied.cumsum(0) - (per_row.cumsum(0) - per_row)[rows]  # among the ties of its own row, from 1
-    return ids[~tied | (rank <= room[rows])].view(len(logits), count)
-
-
-def _marked(mask: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Rows and ids, [found] int64 each, where a [rows, vocab] mask is true, by row and in a row by id."""
-    if mask.device.type != "cpu":
-        rows, ids = mask.nonzero(as_tuple=True)
-        return rows, ids
-    flat = torch.from_numpy(np.flatnonzero(mask.numpy()))  # several times as fast as torch's
-    return flat // mask.shape[1], flat % mask.shape[1]
+    rows, ids = marked(logits >= lowest)
+    tied = (logits == lowest).cpu().numpy()[rows, ids]
+    room = (best == lowest).sum(dim=-1).cpu().numpy()  # how many of the tokens at the lowest logit get in
+    per_row = np.bincount(rows[tied], minlength=len(logits))
+    rank = tied.cumsum() - (per_row.cumsum() - per_row)[rows]  # among the ties of its own row, from 1
+    return ids[~tied | (rank <= room[rows])].reshape(len(logits), count)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from eagle_pangu.speculation.buckets import Buckets
 from eagle_pangu.speculation.cache import Slot
 from eagle_pangu.speculation.plan import ForwardPlan
 from eagle_pangu.speculation.tree import TokenTree
@@ -33,9 +34,15 @@ class Segment:
         """Rows computed."""
         return self.tree.rows - self.first_row
 
-    def plan(self, group: int) -> ForwardPlan:
-        """Where its rows stand and what they see, on the slot's device; `group` query heads share a KV head."""
-        return ForwardPlan(self.tree, self.slot.committed_length, self.first_row, group, self.slot.shape.device)
+    def plan(self, group: int, buckets: Buckets | None = None) -> ForwardPlan:
+        """Where its rows stand and what they see, on the slot's device; `group` query heads share a KV head.
+
+        With `buckets`, rows are filled up to one.
+        """
+        padding = buckets.rows_for(self.rows) - self.rows if buckets else 0
+        return ForwardPlan(
+            self.tree, self.slot.committed_length, self.first_row, group, self.slot.shape.device, padding
+        )
 
 
 def known_tokens(

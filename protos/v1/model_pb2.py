@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x15protos/v1/model.proto\x12\x0e\x65\x61gle_pangu.v1\"\x94\x01\n\x10ModelFingerprint\x12\r\n\x05model\x18\x01 \x01(\t\x12\x18\n\x10tokenizer_sha256\x18\x02 \x01(\t\x12\x12\n\nvocab_size\x18\x03 \x01(\r\x12\x15\n\reos_token_ids\x18\x04 \x03(\r\x12\x15\n\rfeature_width\x18\x05 \x01(\r\x12\x15\n\rcontext_limit\x18\x06 \x01(\r\"W\n\x0fTeacherNumerics\x12\r\n\x05\x64type\x18\x01 \x01(\t\x12\x0e\n\x06policy\x18\x02 \x01(\t\x12\x0c\n\x04mode\x18\x03 \x01(\t\x12\x17\n\x0f\x64\x65graded_reason\x18\x04 \x01(\tb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x15protos/v1/model.proto\x12\x0e\x65\x61gle_pangu.v1\"\x94\x01\n\x10ModelFingerprint\x12\r\n\x05model\x18\x01 \x01(\t\x12\x18\n\x10tokenizer_sha256\x18\x02 \x01(\t\x12\x12\n\nvocab_size\x18\x03 \x01(\r\x12\x15\n\reos_token_ids\x18\x04 \x03(\r\x12\x15\n\rfeature_width\x18\x05 \x01(\r\x12\x15\n\rcontext_limit\x18\x06 \x01(\r\"\x8d\x01\n\x0fTeacherNumerics\x12\r\n\x05\x64type\x18\x01 \x01(\t\x12\x0e\n\x06policy\x18\x02 \x01(\t\x12\x0c\n\x04mode\x18\x03 \x01(\t\x12\x17\n\x0f\x64\x65graded_reason\x18\x04 \x01(\t\x12\x11\n\tattention\x18\x05 \x01(\t\x12!\n\x19\x61ttention_fallback_reason\x18\x06 \x01(\tb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -33,6 +33,6 @@ if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_MODELFINGERPRINT']._serialized_start=42
   _globals['_MODELFINGERPRINT']._serialized_end=190
-  _globals['_TEACHERNUMERICS']._serialized_start=192
-  _globals['_TEACHERNUMERICS']._serialized_end=279
+  _globals['_TEACHERNUMERICS']._serialized_start=193
+  _globals['_TEACHERNUMERICS']._serialized_end=334
 # @@protoc_insertion_point(module_scope)

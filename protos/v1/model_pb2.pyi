@@ -74,6 +74,8 @@ class TeacherNumerics(_message.Message):
     POLICY_FIELD_NUMBER: _builtins.int
     MODE_FIELD_NUMBER: _builtins.int
     DEGRADED_REASON_FIELD_NUMBER: _builtins.int
+    ATTENTION_FIELD_NUMBER: _builtins.int
+    ATTENTION_FALLBACK_REASON_FIELD_NUMBER: _builtins.int
     dtype: _builtins.str
     """"float32", "bfloat16" or "float16"."""
     policy: _builtins.str
@@ -82,6 +84,10 @@ class TeacherNumerics(_message.Message):
     """"reference" or "performance"."""
     degraded_reason: _builtins.str
     """Empty, or why the default differs from bitwise (no invariance class on this machine)."""
+    attention: _builtins.str
+    """What computes attention: "blocked" under bitwise, else "sdpa", "eager", or the name of the device's operator."""
+    attention_fallback_reason: _builtins.str
+    """Empty, or why the device's own fused attention is not used."""
     def __init__(
         self,
         *,
@@ -89,10 +95,12 @@ class TeacherNumerics(_message.Message):
         policy: _builtins.str = ...,
         mode: _builtins.str = ...,
         degraded_reason: _builtins.str = ...,
+        attention: _builtins.str = ...,
+        attention_fallback_reason: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["degraded_reason", b"degraded_reason", "dtype", b"dtype", "mode", b"mode", "policy", b"policy"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attention", b"attention", "attention_fallback_reason", b"attention_fallback_reason", "degraded_reason", b"degraded_reason", "dtype", b"dtype", "mode", b"mode", "policy", b"policy"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -27,7 +27,7 @@ from protos.v1 import sampling_pb2 as protos_dot_v1_dot_sampling__pb2
 from protos.v1 import tree_pb2 as protos_dot_v1_dot_tree__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17protos/v1/teacher.proto\x12\x0e\x65\x61gle_pangu.v1\x1a\x15protos/v1/model.proto\x1a\x18protos/v1/sampling.proto\x1a\x14protos/v1/tree.proto\"\x11\n\x0fGetModelRequest\"\xf6\x02\n\x10GetModelResponse\x12\x35\n\x0b\x66ingerprint\x18\x01 \x01(\x0b\x32 .eagle_pangu.v1.ModelFingerprint\x12\x31\n\x08numerics\x18\x02 \x01(\x0b\x32\x1f.eagle_pangu.v1.TeacherNumerics\x12.\n\nmax_budget\x18\x03 \x01(\x0b\x32\x1a.eagle_pangu.v1.TreeBudget\x12\r\n\x05slots\x18\x04 \x01(\r\x12\x12\n\nfree_slots\x18\x05 \x01(\r\x12\x15\n\rslot_capacity\x18\x06 \x01(\r\x12\x36\n\x0cprefix_cache\x18\x07 \x01(\x0b\x32 .eagle_pangu.v1.PrefixCacheStats\x12+\n\x07\x62\x61tches\x18\x08 \x01(\x0b\x32\x1a.eagle_pangu.v1.BatchStats\x12\x11\n\tkv_tokens\x18\t \x01(\x04\x12\x16\n\x0e\x66ree_kv_tokens\x18\n \x01(\x04\"\xa3\x01\n\nBatchStats\x12\x10\n\x08\x62\x61tching\x18\x01 \x01(\t\x12\x0e\n\x06passes\x18\x02 \x01(\x04\x12\x10\n\x08sessions\x18\x03 \x01(\x04\x12\x0c\n\x04rows\x18\x04 \x01(\x04\x12\x15\n\rcomputed_rows\x18\x05 \x01(\x04\x12\x0f\n\x07pass_us\x18\x06 \x01(\x04\x12\x12\n\nrealign_us\x18\x07 \x01(\x04\x12\x17\n\x0flongest_wait_us\x18\x08 \x01(\x04\"|\n\x10PrefixCacheStats\x12\x13\n\x0btoken_limit\x18\x01 \x01(\x04\x12\x0e\n\x06tokens\x18\x02 \x01(\x04\x12\x0f\n\x07\x65ntries\x18\x03 \x01(\r\x12\x10\n\x08sessions\x18\x04 \x01(\x04\x12\x0c\n\x04hits\x18\x05 \x01(\x04\x12\x12\n\nhit_tokens\x18\x06 \x01(\x04\"\x15\n\x13GetTokenizerRequest\"\xcc\x01\n\x14GetTokenizerResponse\x12\x16\n\x0etokenizer_json\x18\x01 \x01(\x0c\x12\x15\n\rchat_template\x18\x02 \x01(\t\x12O\n\x0especial_tokens\x18\x03 \x03(\x0b\x32\x37.eagle_pangu.v1.GetTokenizerResponse.SpecialTokensEntry\x1a\x34\n\x12SpecialTokensEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"\x8b\x01\n\rVerifyRequest\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12\x32\n\x04open\x18\x02 \x01(\x0b\x32\".eagle_pangu.v1.OpenTeacherSessionH\x00\x12,\n\x06verify\x18\x03 \x01(\x0b\x32\x1a.eagle_pangu.v1.VerifyTreeH\x00\x42\t\n\x07message\"\x98\x03\n\x12OpenTeacherSession\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x35\n\x0b\x66ingerprint\x18\x02 \x01(\x0b\x32 .eagle_pangu.v1.ModelFingerprint\x12\x18\n\x10prompt_token_ids\x18\x03 \x03(\r\x12\x16\n\x0emax_new_tokens\x18\x04 \x01(\r\x12.\n\nmax_budget\x18\x05 \x01(\x0b\x32\x1a.eagle_pangu.v1.TreeBudget\x12\x15\n\rwant_features\x18\x06 \x01(\x08\x12*\n\x08sampling\x18\x07 \x01(\x0b\x32\x18.eagle_pangu.v1.Sampling\x12\x19\n\x0c\x61nswer_start\x18\x08 \x01(\rH\x00\x88\x01\x01\x12\x15\n\x08logprobs\x18\t \x01(\rH\x01\x88\x01\x01\x12\x1c\n\x0fprompt_logprobs\x18\n \x01(\rH\x02\x88\x01\x01\x12\x10\n\x08priority\x18\x0b \x01(\x11\x42\x0f\n\r_answer_startB\x0b\n\t_logprobsB\x12\n\x10_prompt_logprobs\"n\n\nVerifyTree\x12\r\n\x05round\x18\x01 \x01(\r\x12\x18\n\x10\x63ommitted_length\x18\x02 \x01(\r\x12\x0e\n\x06\x63ommit\x18\x03 \x01(\r\x12\'\n\x04tree\x18\x04 \x01(\x0b\x32\x19.eagle_pangu.v1.TokenTree\"\xd7\x02\n\x0eVerifyResponse\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12\x36\n\x06opened\x18\x02 \x01(\x0b\x32$.eagle_pangu.v1.TeacherSessionOpenedH\x00\x12,\n\x08\x66\x65\x61tures\x18\x03 \x01(\x0b\x32\x18.eagle_pangu.v1.FeaturesH\x00\x12.\n\tprefilled\x18\x04 \x01(\x0b\x32\x19.eagle_pangu.v1.PrefilledH\x00\x12*\n\x07verdict\x18\x05 \x01(\x0b\x32\x17.eagle_pangu.v1.VerdictH\x00\x12.\n\trejection\x18\x06 \x01(\x0b\x32\x19.eagle_pangu.v1.RejectionH\x00\x12\x39\n\x0fprompt_logprobs\x18\x07 \x01(\x0b\x32\x1e.eagle_pangu.v1.PromptLogprobsH\x00\x42\t\n\x07message\"\x80\x01\n\x14TeacherSessionOpened\x12\x35\n\x0b\x66ingerprint\x18\x01 \x01(\x0b\x32 .eagle_pangu.v1.ModelFingerprint\x12\x31\n\x08numerics\x18\x02 \x01(\x0b\x32\x1f.eagle_pangu.v1.TeacherNumerics\"N\n\x0ePromptLogprobs\x12\r\n\x05start\x18\x01 \x01(\r\x12-\n\x06tokens\x18\x02 \x03(\x0b\x32\x1d.eagle_pangu.v1.TokenLogprobs\"\xf1\x01\n\tPrefilled\x12\x15\n\rnext_token_id\x18\x01 \x01(\r\x12\x18\n\x10\x63ommitted_length\x18\x02 \x01(\r\x12\x0e\n\x06margin\x18\x03 \x01(\x02\x12/\n\x07timings\x18\x04 \x01(\x0b\x32\x1e.eagle_pangu.v1.TeacherTimings\x12/\n\x08logprobs\x18\x05 \x01(\x0b\x32\x1d.eagle_pangu.v1.TokenLogprobs\x12\x15\n\rcached_tokens\x18\x06 \x01(\r\x12\x19\n\x0c\x61\x64vised_rows\x18\x07 \x01(\rH\x00\x88\x01\x01\x42\x0f\n\r_advised_rows\"\x91\x02\n\x07Verdict\x12\r\n\x05round\x18\x01 \x01(\r\x12\x15\n\raccepted_rows\x18\x02 \x03(\r\x12\x15\n\rnext_token_id\x18\x03 \x01(\r\x12\x0f\n\x07margins\x18\x04 \x03(\x02\x12*\n\x08\x66\x65\x61tures\x18\x05 \x01(\x0b\x32\x18.eagle_pangu.v1.Features\x12/\n\x07timings\x18\x06 \x01(\x0b\x32\x1e.eagle_pangu.v1.TeacherTimings\x12/\n\x08logprobs\x18\x07 \x03(\x0b\x32\x1d.eagle_pangu.v1.TokenLogprobs\x12\x19\n\x0c\x61\x64vised_rows\x18\x08 \x01(\rH\x00\x88\x01\x01\x42\x0f\n\r_advised_rows\"a\n\tRejection\x12\r\n\x05round\x18\x01 \x01(\r\x12\x0c\n\x04\x63ode\x18\x02 \x01(\x05\x12\r\n\x05\x66ield\x18\x03 \x01(\t\x12\x10\n\x03row\x18\x04 \x01(\rH\x00\x88\x01\x01\x12\x0e\n\x06reason\x18\x05 \x01(\tB\x06\n\x04_row\"\x9b\x01\n\x0eTeacherTimings\x12\x10\n\x08queue_us\x18\x01 \x01(\x04\x12\x12\n\nforward_us\x18\x02 \x01(\x04\x12\x11\n\tcommit_us\x18\x03 \x01(\x04\x12\x10\n\x08total_us\x18\x04 \x01(\x04\x12\x12\n\nrealign_us\x18\x05 \x01(\x04\x12\x16\n\x0e\x62\x61tch_sessions\x18\x06 \x01(\r\x12\x12\n\nbatch_rows\x18\x07 \x01(\r2\x87\x02\n\x0eTeacherService\x12M\n\x08GetModel\x12\x1f.eagle_pangu.v1.GetModelRequest\x1a .eagle_pangu.v1.GetModelResponse\x12Y\n\x0cGetTokenizer\x12#.eagle_pangu.v1.GetTokenizerRequest\x1a$.eagle_pangu.v1.GetTokenizerResponse\x12K\n\x06Verify\x12\x1d.eagle_pangu.v1.VerifyRequest\x1a\x1e.eagle_pangu.v1.VerifyResponse(\x01\x30\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17protos/v1/teacher.proto\x12\x0e\x65\x61gle_pangu.v1\x1a\x15protos/v1/model.proto\x1a\x18protos/v1/sampling.proto\x1a\x14protos/v1/tree.proto\"\x11\n\x0fGetModelRequest\"\xa2\x03\n\x10GetModelResponse\x12\x35\n\x0b\x66ingerprint\x18\x01 \x01(\x0b\x32 .eagle_pangu.v1.ModelFingerprint\x12\x31\n\x08numerics\x18\x02 \x01(\x0b\x32\x1f.eagle_pangu.v1.TeacherNumerics\x12.\n\nmax_budget\x18\x03 \x01(\x0b\x32\x1a.eagle_pangu.v1.TreeBudget\x12\r\n\x05slots\x18\x04 \x01(\r\x12\x12\n\nfree_slots\x18\x05 \x01(\r\x12\x15\n\rslot_capacity\x18\x06 \x01(\r\x12\x36\n\x0cprefix_cache\x18\x07 \x01(\x0b\x32 .eagle_pangu.v1.PrefixCacheStats\x12+\n\x07\x62\x61tches\x18\x08 \x01(\x0b\x32\x1a.eagle_pangu.v1.BatchStats\x12\x11\n\tkv_tokens\x18\t \x01(\x04\x12\x16\n\x0e\x66ree_kv_tokens\x18\n \x01(\x04\x12*\n\x06shapes\x18\x0b \x01(\x0b\x32\x1a.eagle_pangu.v1.ShapeStats\"/\n\nShapeStats\x12\x0e\n\x06warmed\x18\x01 \x01(\r\x12\x11\n\tmet_later\x18\x02 \x01(\r\"\xa3\x01\n\nBatchStats\x12\x10\n\x08\x62\x61tching\x18\x01 \x01(\t\x12\x0e\n\x06passes\x18\x02 \x01(\x04\x12\x10\n\x08sessions\x18\x03 \x01(\x04\x12\x0c\n\x04rows\x18\x04 \x01(\x04\x12\x15\n\rcomputed_rows\x18\x05 \x01(\x04\x12\x0f\n\x07pass_us\x18\x06 \x01(\x04\x12\x12\n\nrealign_us\x18\x07 \x01(\x04\x12\x17\n\x0flongest_wait_us\x18\x08 \x01(\x04\"|\n\x10PrefixCacheStats\x12\x13\n\x0btoken_limit\x18\x01 \x01(\x04\x12\x0e\n\x06tokens\x18\x02 \x01(\x04\x12\x0f\n\x07\x65ntries\x18\x03 \x01(\r\x12\x10\n\x08sessions\x18\x04 \x01(\x04\x12\x0c\n\x04hits\x18\x05 \x01(\x04\x12\x12\n\nhit_tokens\x18\x06 \x01(\x04\"\x15\n\x13GetTokenizerRequest\"\xde\x01\n\x14GetTokenizerResponse\x12\x16\n\x0etokenizer_json\x18\x01 \x01(\x0c\x12\x15\n\rchat_template\x18\x02 \x01(\t\x12O\n\x0especial_tokens\x18\x03 \x03(\x0b\x32\x37.eagle_pangu.v1.GetTokenizerResponse.SpecialTokensEntry\x12\x10\n\x08\x61\x64\x64s_bos\x18\x04 \x01(\x08\x1a\x34\n\x12SpecialTokensEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"\x8b\x01\n\rVerifyRequest\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12\x32\n\x04open\x18\x02 \x01(\x0b\x32\".eagle_pangu.v1.OpenTeacherSessionH\x00\x12,\n\x06verify\x18\x03 \x01(\x0b\x32\x1a.eagle_pangu.v1.VerifyTreeH\x00\x42\t\n\x07message\"\x98\x03\n\x12OpenTeacherSession\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x35\n\x0b\x66ingerprint\x18\x02 \x01(\x0b\x32 .eagle_pangu.v1.ModelFingerprint\x12\x18\n\x10prompt_token_ids\x18\x03 \x03(\r\x12\x16\n\x0emax_new_tokens\x18\x04 \x01(\r\x12.\n\nmax_budget\x18\x05 \x01(\x0b\x32\x1a.eagle_pangu.v1.TreeBudget\x12\x15\n\rwant_features\x18\x06 \x01(\x08\x12*\n\x08sampling\x18\x07 \x01(\x0b\x32\x18.eagle_pangu.v1.Sampling\x12\x19\n\x0c\x61nswer_start\x18\x08 \x01(\rH\x00\x88\x01\x01\x12\x15\n\x08logprobs\x18\t \x01(\rH\x01\x88\x01\x01\x12\x1c\n\x0fprompt_logprobs\x18\n \x01(\rH\x02\x88\x01\x01\x12\x10\n\x08priority\x18\x0b \x01(\x11\x42\x0f\n\r_answer_startB\x0b\n\t_logprobsB\x12\n\x10_prompt_logprobs\"n\n\nVerifyTree\x12\r\n\x05round\x18\x01 \x01(\r\x12\x18\n\x10\x63ommitted_length\x18\x02 \x01(\r\x12\x0e\n\x06\x63ommit\x18\x03 \x01(\r\x12\'\n\x04tree\x18\x04 \x01(\x0b\x32\x19.eagle_pangu.v1.TokenTree\"\xd7\x02\n\x0eVerifyResponse\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12\x36\n\x06opened\x18\x02 \x01(\x0b\x32$.eagle_pangu.v1.TeacherSessionOpenedH\x00\x12,\n\x08\x66\x65\x61tures\x18\x03 \x01(\x0b\x32\x18.eagle_pangu.v1.FeaturesH\x00\x12.\n\tprefilled\x18\x04 \x01(\x0b\x32\x19.eagle_pangu.v1.PrefilledH\x00\x12*\n\x07verdict\x18\x05 \x01(\x0b\x32\x17.eagle_pangu.v1.VerdictH\x00\x12.\n\trejection\x18\x06 \x01(\x0b\x32\x19.eagle_pangu.v1.RejectionH\x00\x12\x39\n\x0fprompt_logprobs\x18\x07 \x01(\x0b\x32\x1e.eagle_pangu.v1.PromptLogprobsH\x00\x42\t\n\x07message\"\x80\x01\n\x14TeacherSessionOpened\x12\x35\n\x0b\x66ingerprint\x18\x01 \x01(\x0b\x32 .eagle_pangu.v1.ModelFingerprint\x12\x31\n\x08numerics\x18\x02 \x01(\x0b\x32\x1f.eagle_pangu.v1.TeacherNumerics\"N\n\x0ePromptLogprobs\x12\r\n\x05start\x18\x01 \x01(\r\x12-\n\x06tokens\x18\x02 \x03(\x0b\x32\x1d.eagle_pangu.v1.TokenLogprobs\"\xf1\x01\n\tPrefilled\x12\x15\n\rnext_token_id\x18\x01 \x01(\r\x12\x18\n\x10\x63ommitted_length\x18\x02 \x01(\r\x12\x0e\n\x06margin\x18\x03 \x01(\x02\x12/\n\x07timings\x18\x04 \x01(\x0b\x32\x1e.eagle_pangu.v1.TeacherTimings\x12/\n\x08logprobs\x18\x05 \x01(\x0b\x32\x1d.eagle_pangu.v1.TokenLogprobs\x12\x15\n\rcached_tokens\x18\x06 \x01(\r\x12\x19\n\x0c\x61\x64vised_rows\x18\x07 \x01(\rH\x00\x88\x01\x01\x42\x0f\n\r_advised_rows\"\x91\x02\n\x07Verdict\x12\r\n\x05round\x18\x01 \x01(\r\x12\x15\n\raccepted_rows\x18\x02 \x03(\r\x12\x15\n\rnext_token_id\x18\x03 \x01(\r\x12\x0f\n\x07margins\x18\x04 \x03(\x02\x12*\n\x08\x66\x65\x61tures\x18\x05 \x01(\x0b\x32\x18.eagle_pangu.v1.Features\x12/\n\x07timings\x18\x06 \x01(\x0b\x32\x1e.eagle_pangu.v1.TeacherTimings\x12/\n\x08logprobs\x18\x07 \x03(\x0b\x32\x1d.eagle_pangu.v1.TokenLogprobs\x12\x19\n\x0c\x61\x64vised_rows\x18\x08 \x01(\rH\x00\x88\x01\x01\x42\x0f\n\r_advised_rows\"a\n\tRejection\x12\r\n\x05round\x18\x01 \x01(\r\x12\x0c\n\x04\x63ode\x18\x02 \x01(\x05\x12\r\n\x05\x66ield\x18\x03 \x01(\t\x12\x10\n\x03row\x18\x04 \x01(\rH\x00\x88\x01\x01\x12\x0e\n\x06reason\x18\x05 \x01(\tB\x06\n\x04_row\"\x9b\x01\n\x0eTeacherTimings\x12\x10\n\x08queue_us\x18\x01 \x01(\x04\x12\x12\n\nforward_us\x18\x02 \x01(\x04\x12\x11\n\tcommit_us\x18\x03 \x01(\x04\x12\x10\n\x08total_us\x18\x04 \x01(\x04\x12\x12\n\nrealign_us\x18\x05 \x01(\x04\x12\x16\n\x0e\x62\x61tch_sessions\x18\x06 \x01(\r\x12\x12\n\nbatch_rows\x18\x07 \x01(\r2\x87\x02\n\x0eTeacherService\x12M\n\x08GetModel\x12\x1f.eagle_pangu.v1.GetModelRequest\x1a .eagle_pangu.v1.GetModelResponse\x12Y\n\x0cGetTokenizer\x12#.eagle_pangu.v1.GetTokenizerRequest\x1a$.eagle_pangu.v1.GetTokenizerResponse\x12K\n\x06Verify\x12\x1d.eagle_pangu.v1.VerifyRequest\x1a\x1e.eagle_pangu.v1.VerifyResponse(\x01\x30\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -39,37 +39,39 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_GETMODELREQUEST']._serialized_start=114
   _globals['_GETMODELREQUEST']._serialized_end=131
   _globals['_GETMODELRESPONSE']._serialized_start=134
-  _globals['_GETMODELRESPONSE']._serialized_end=508
-  _globals['_BATCHSTATS']._serialized_start=511
-  _globals['_BATCHSTATS']._serialized_end=674
-  _globals['_PREFIXCACHESTATS']._serialized_start=676
-  _globals['_PREFIXCACHESTATS']._serialized_end=800
-  _globals['_GETTOKENIZERREQUEST']._serialized_start=802
-  _globals['_GETTOKENIZERREQUEST']._serialized_end=823
-  _globals['_GETTOKENIZERRESPONSE']._serialized_start=826
-  _globals['_GETTOKENIZERRESPONSE']._serialized_end=1030
-  _globals['_GETTOKENIZERRESPONSE_SPECIALTOKENSENTRY']._serialized_start=978
-  _globals['_GETTOKENIZERRESPONSE_SPECIALTOKENSENTRY']._serialized_end=1030
-  _globals['_VERIFYREQUEST']._serialized_start=1033
-  _globals['_VERIFYREQUEST']._serialized_end=1172
-  _globals['_OPENTEACHERSESSION']._serialized_start=1175
-  _globals['_OPENTEACHERSESSION']._serialized_end=1583
-  _globals['_VERIFYTREE']._serialized_start=1585
-  _globals['_VERIFYTREE']._serialized_end=1695
-  _globals['_VERIFYRESPONSE']._serialized_start=1698
-  _globals['_VERIFYRESPONSE']._serialized_end=2041
-  _globals['_TEACHERSESSIONOPENED']._serialized_start=2044
-  _globals['_TEACHERSESSIONOPENED']._serialized_end=2172
-  _globals['_PROMPTLOGPROBS']._serialized_start=2174
-  _globals['_PROMPTLOGPROBS']._serialized_end=2252
-  _globals['_PREFILLED']._serialized_start=2255
-  _globals['_PREFILLED']._serialized_end=2496
-  _globals['_VERDICT']._serialized_start=2499
-  _globals['_VERDICT']._serialized_end=2772
-  _globals['_REJECTION']._serialized_start=2774
-  _globals['_REJECTION']._serialized_end=2871
-  _globals['_TEACHERTIMINGS']._serialized_start=2874
-  _globals['_TEACHERTIMINGS']._serialized_end=3029
-  _globals['_TEACHERSERVICE']._serialized_start=3032
-  _globals['_TEACHERSERVICE']._serialized_end=3295
+  _globals['_GETMODELRESPONSE']._serialized_end=552
+  _globals['_SHAPESTATS']._serialized_start=554
+  _globals['_SHAPESTATS']._serialized_end=601
+  _globals['_BATCHSTATS']._serialized_start=604
+  _globals['_BATCHSTATS']._serialized_end=767
+  _globals['_PREFIXCACHESTATS']._serialized_start=769
+  _globals['_PREFIXCACHESTATS']._serialized_end=893
+  _globals['_GETTOKENIZERREQUEST']._serialized_start=895
+  _globals['_GETTOKENIZERREQUEST']._serialized_end=916
+  _globals['_GETTOKENIZERRESPONSE']._serialized_start=919
+  _globals['_GETTOKENIZERRESPONSE']._serialized_end=1141
+  _globals['_GETTOKENIZERRESPONSE_SPECIALTOKENSENTRY']._serialized_start=1089
+  _globals['_GETTOKENIZERRESPONSE_SPECIALTOKENSENTRY']._serialized_end=1141
+  _globals['_VERIFYREQUEST']._serialized_start=1144
+  _globals['_VERIFYREQUEST']._serialized_end=1283
+  _globals['_OPENTEACHERSESSION']._serialized_start=1286
+  _globals['_OPENTEACHERSESSION']._serialized_end=1694
+  _globals['_VERIFYTREE']._serialized_start=1696
+  _globals['_VERIFYTREE']._serialized_end=1806
+  _globals['_VERIFYRESPONSE']._serialized_start=1809
+  _globals['_VERIFYRESPONSE']._serialized_end=2152
+  _globals['_TEACHERSESSIONOPENED']._serialized_start=2155
+  _globals['_TEACHERSESSIONOPENED']._serialized_end=2283
+  _globals['_PROMPTLOGPROBS']._serialized_start=2285
+  _globals['_PROMPTLOGPROBS']._serialized_end=2363
+  _globals['_PREFILLED']._serialized_start=2366
+  _globals['_PREFILLED']._serialized_end=2607
+  _globals['_VERDICT']._serialized_start=2610
+  _globals['_VERDICT']._serialized_end=2883
+  _globals['_REJECTION']._serialized_start=2885
+  _globals['_REJECTION']._serialized_end=2982
+  _globals['_TEACHERTIMINGS']._serialized_start=2985
+  _globals['_TEACHERTIMINGS']._serialized_end=3140
+  _globals['_TEACHERSERVICE']._serialized_start=3143
+  _globals['_TEACHERSERVICE']._serialized_end=3406
 # @@protoc_insertion_point(module_scope)

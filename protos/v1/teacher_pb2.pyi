@@ -50,6 +50,7 @@ class GetModelResponse(_message.Message):
     BATCHES_FIELD_NUMBER: _builtins.int
     KV_TOKENS_FIELD_NUMBER: _builtins.int
     FREE_KV_TOKENS_FIELD_NUMBER: _builtins.int
+    SHAPES_FIELD_NUMBER: _builtins.int
     slots: _builtins.int
     """Slots in all and free now."""
     free_slots: _builtins.int
@@ -70,6 +71,10 @@ class GetModelResponse(_message.Message):
     def prefix_cache(self) -> Global___PrefixCacheStats: ...
     @_builtins.property
     def batches(self) -> Global___BatchStats: ...
+    @_builtins.property
+    def shapes(self) -> Global___ShapeStats:
+        """Absent where shapes cost nothing."""
+
     def __init__(
         self,
         *,
@@ -83,14 +88,41 @@ class GetModelResponse(_message.Message):
         batches: Global___BatchStats | None = ...,
         kv_tokens: _builtins.int = ...,
         free_kv_tokens: _builtins.int = ...,
+        shapes: Global___ShapeStats | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["batches", b"batches", "fingerprint", b"fingerprint", "max_budget", b"max_budget", "numerics", b"numerics", "prefix_cache", b"prefix_cache"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["batches", b"batches", "fingerprint", b"fingerprint", "max_budget", b"max_budget", "numerics", b"numerics", "prefix_cache", b"prefix_cache", "shapes", b"shapes"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["batches", b"batches", "fingerprint", b"fingerprint", "free_kv_tokens", b"free_kv_tokens", "free_slots", b"free_slots", "kv_tokens", b"kv_tokens", "max_budget", b"max_budget", "numerics", b"numerics", "prefix_cache", b"prefix_cache", "slot_capacity", b"slot_capacity", "slots", b"slots"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["batches", b"batches", "fingerprint", b"fingerprint", "free_kv_tokens", b"free_kv_tokens", "free_slots", b"free_slots", "kv_tokens", b"kv_tokens", "max_budget", b"max_budget", "numerics", b"numerics", "prefix_cache", b"prefix_cache", "shapes", b"shapes", "slot_capacity", b"slot_capacity", "slots", b"slots"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___GetModelResponse: _TypeAlias = GetModelResponse  # noqa: Y015
+
+@_typing.final
+class ShapeStats(_message.Message):
+    """Distinct shapes of what the model computes, on a device that compiles or captures each of them."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    WARMED_FIELD_NUMBER: _builtins.int
+    MET_LATER_FIELD_NUMBER: _builtins.int
+    warmed: _builtins.int
+    """Shapes run before the service was ready."""
+    met_later: _builtins.int
+    """Further ones, met while serving: each made its first session wait."""
+    def __init__(
+        self,
+        *,
+        warmed: _builtins.int = ...,
+        met_later: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["met_later", b"met_later", "warmed", b"warmed"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ShapeStats: _TypeAlias = ShapeStats  # noqa: Y015
 
 @_typing.final
 class BatchStats(_message.Message):
@@ -219,10 +251,15 @@ class GetTokenizerResponse(_message.Message):
     TOKENIZER_JSON_FIELD_NUMBER: _builtins.int
     CHAT_TEMPLATE_FIELD_NUMBER: _builtins.int
     SPECIAL_TOKENS_FIELD_NUMBER: _builtins.int
+    ADDS_BOS_FIELD_NUMBER: _builtins.int
     tokenizer_json: _builtins.bytes
     """tokenizer.json in the format of the `tokenizers` library, UTF-8."""
     chat_template: _builtins.str
     """Jinja chat template; empty when the model has none."""
+    adds_bos: _builtins.bool
+    """A prompt made from text, a rendered conversation included, begins with special_tokens["bos_token"]; the text does not
+    hold it. Prompts of ids are taken as they are.
+    """
     @_builtins.property
     def special_tokens(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
         """Strings that the template may use by name: bos_token, eos_token, ..."""
@@ -233,10 +270,11 @@ class GetTokenizerResponse(_message.Message):
         tokenizer_json: _builtins.bytes = ...,
         chat_template: _builtins.str = ...,
         special_tokens: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
+        adds_bos: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["chat_template", b"chat_template", "special_tokens", b"special_tokens", "tokenizer_json", b"tokenizer_json"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["adds_bos", b"adds_bos", "chat_template", b"chat_template", "special_tokens", b"special_tokens", "tokenizer_json", b"tokenizer_json"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -29,10 +29,12 @@ class Batching(Protocol):
         name: as in the configuration.
         keeps_bits: a row's logits have the same bits in any company under `bitwise` numerics; a way that does not keep
             them computes under `free` alone.
+        mixes_prompts: chunks of prompts may stand beside the trees of a pass; else they have passes of their own.
     """
 
     name: str
     keeps_bits: bool
+    mixes_prompts: bool
 
     def choose(self, verifications: Sequence[Waiting[Segment]], rows: int) -> list[Waiting[Segment]]:
         """Which of the waiting trees, in order of arrival, make the next pass: at most `rows` rows, at least one."""

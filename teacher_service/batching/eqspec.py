@@ -10,7 +10,6 @@ import time
 from collections.abc import Sequence
 
 from eagle_pangu.serving.batch_worker import Waiting
-from eagle_pangu.speculation.attention.eager import eager_attention
 from eagle_pangu.speculation.engine import Engine
 from eagle_pangu.speculation.layouts.rectangle import Rectangle
 from eagle_pangu.speculation.layouts.rectangular import RectangularLayout
@@ -28,6 +27,7 @@ class EqSpec:
 
     name = "eqspec"
     keeps_bits = False  # columns of a rectangle lie where the others' lengths put them, not in fixed blocks
+    mixes_prompts = False
 
     def __init__(self, group_size: int) -> None:
         self._group_size = group_size
@@ -55,10 +55,10 @@ class EqSpec:
         moved = rectangle.align(slots, longest)
         engine.device.synchronize()
         realign_us = (time.perf_counter_ns() - begun) // 1000 if moved else 0
-        checked = engine.numerics.mode == "reference"
-        if checked:
+        if engine.numerics.mode == "reference":
             rectangle.check_content(slots)
-        attention = eager_attention if checked else engine.device.fused_attention
+        assert engine.attention is not None  # free
+        attention = engine.attention.masked
 
         def arrange(_: Sequence[Segment], plans: Sequence[ForwardPlan]) -> RectangularLayout:
             return RectangularLayout(rectangle, plans, attention)

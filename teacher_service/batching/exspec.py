@@ -26,6 +26,7 @@ class ExSpec:
 
     name = "exspec"
     keeps_bits = EqSpec.keeps_bits
+    mixes_prompts = EqSpec.mixes_prompts
 
     def __init__(self, window: int, group_size: int) -> None:
         self._pool = SequencePool(window, group_size)

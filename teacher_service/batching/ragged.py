@@ -11,10 +11,11 @@ from teacher_service.batching import Computed
 
 
 class Ragged:
-    """See `Batching`. The chunks of prompts may stand beside the trees."""
+    """See `Batching`."""
 
     name = "ragged"
     keeps_bits = True
+    mixes_prompts = True
 
     def choose(self, verifications: Sequence[Waiting[Segment]], rows: int) -> list[Waiting[Segment]]:
         """The oldest ones: nobody is overtaken by a smaller tree."""

@@ -19,6 +19,7 @@ from typer.testing import CliRunner
 
 from eagle_pangu.cli.main import app
 from eagle_pangu.serving import processes
+from eagle_pangu.speculation.licences import OPENPANGU
 from protos.v1 import generation_pb2, sampling_pb2
 
 SERVICES = {
@@ -231,7 +232,7 @@ def test_up_names_its_address_and_its_end_drains_all_three(
     how: signal.Signals, status: int, model: str, tmp_path: Path
 ) -> None:
     logs = tmp_path / "logs"
-    with up(model, "--log-directory", str(logs), "--teacher.slots", "3") as process:
+    with up(model, "--log-directory", str(logs), "--teacher.slots", "3", "--check-indices") as process:
         assert process.stdout is not None
         word, target = process.stdout.readline().split()
         assert word == "orchestrator"
@@ -239,6 +240,8 @@ def test_up_names_its_address_and_its_end_drains_all_three(
         os.kill(process.pid, how)
         assert process.wait(timeout=20) == status
     assert "slots = 3" in (logs / "teacher.toml").read_text()
+    for name in ("teacher", "draft"):
+        assert "check_indices = true" in (logs / f"{name}.toml").read_text()
     deadline = time.monotonic() + (10 if how == signal.SIGKILL else 0)  # killed, it cannot wait for its children
     for name in SERVICES:
         while '"event": "stopped"' not in (log := (logs / f"{name}.log").read_text()):
@@ -314,6 +317,11 @@ def test_models_are_listed_and_shown_and_an_unknown_one_is_named(
     shown = json.loads(call("models", "show").stdout)
     assert shown["pulled"] is False
     assert shown["directory"] == str(tmp_path / "models" / "smollm2-135m-instruct")
+    (tmp_path / "pangu").mkdir()
+    (tmp_path / "pangu" / "config.json").write_text('{"model_type": "PanguEmbedded"}')
+    shown = json.loads(call("models", "show", str(tmp_path / "pangu")).stdout)
+    assert shown["license"] == OPENPANGU
+    assert shown["config"] == {"model_type": "PanguEmbedded"}
     result = call("models", "pull", "gpt-9")
     assert result.exit_code == 1
     assert "unknown model 'gpt-9'" in result.stderr

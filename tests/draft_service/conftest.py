@@ -1,4 +1,4 @@
-"""The scripted drafter, on offer beside the real ones, and threads for tiny models."""
+"""The scripted drafter, on offer beside the real ones, and threads for tiny models; all under the index watch."""
 
 from __future__ import annotations
 
@@ -11,6 +11,9 @@ from draft_service.drafters.registry import DRAFTERS
 from eagle_pangu.speculation.eagle3.head import Eagle3Head
 from tests.draft_service.fakes import ScriptedDrafter
 from tests.draft_service.heads import RecordingEngine, random_head
+from tests.index_watch import index_watch
+
+__all__ = ["index_watch"]
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ from draft_service.drafters.base import Budget, ModelIdentity
 from draft_service.drafters.children import Children
 from draft_service.drafters.eagle3 import Eagle3Drafter, Eagle3Session
 from draft_service.drafters.head_engine import HeadEngine, HeadRequest, HeadResult
-from eagle_pangu.speculation.devices import get_device
+from eagle_pangu.speculation.devices import Device, get_device
 from eagle_pangu.speculation.eagle3.head import Eagle3Head, HeadConfig
 from eagle_pangu.speculation.tree import TokenTree
 from tests.draft_service.passes import Alone
@@ -55,12 +55,20 @@ def random_head(seed: int = 0, **changes: Any) -> Eagle3Head:
 class RecordingEngine(HeadEngine):
     """Remembers the rows and the sessions of every pass and the logits of every row that was asked for children."""
 
-    def __init__(self, head: Eagle3Head, *, vocab_size: int = VOCAB_SIZE, slot_capacity: int = 512, window: int = 0):
+    def __init__(
+        self,
+        head: Eagle3Head,
+        *,
+        device: Device | None = None,
+        vocab_size: int = VOCAB_SIZE,
+        slot_capacity: int = 512,
+        window: int = 0,
+    ):
         self.passes: list[int] = []
         self.sessions: list[int] = []
         self.logits: list[torch.Tensor] = []
         self.head_before = head
-        device = get_device("cpu")
+        device = device or get_device("cpu")
         super().__init__(deepcopy(head), device, vocab_size=vocab_size, slot_capacity=slot_capacity, window=window)
 
     def run(self, requests: Sequence[HeadRequest], width: int) -> list[HeadResult]:

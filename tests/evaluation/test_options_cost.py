@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from eagle_pangu.client.client import GenerationClient
-from eagle_pangu.evaluation.options_cost import measure, ratio, with_every_option
+from eagle_pangu.evaluation.options_cost import WAYS, measure, ratio, with_every_option
 from eagle_pangu.evaluation.prompts import PromptItem
 from eagle_pangu.speculation.parameters import SamplingParameters
 from protos.codec import decode_sampling
@@ -18,19 +18,29 @@ NOT_UNARY = {"stream_tokens"}
 LEFT_TO_THE_SERVER = {"budget"}
 
 
-async def test_each_prompt_is_asked_in_both_ways_by_turns_and_the_first_is_thrown_away() -> None:
+async def test_each_prompt_is_asked_in_every_way_by_turns_and_the_first_is_thrown_away() -> None:
     orchestrator = ScriptedOrchestrator()
     with serving(orchestrator) as target:
         async with GenerationClient(target) as client:
             costs = [cost async for cost in measure(client, ITEMS, drafter="hybrid", max_tokens=9)]
-    asked = [(each.chat.messages[0].content, each.temperature > 0) for each in orchestrator.requests]
-    assert asked == [("one", True), ("one", False), ("one", False), ("one", True), ("two", True), ("two", False)]
+    asked = [(each.chat.messages[0].content, way_of(each)) for each in orchestrator.requests]
+    thrown_away, a, b = asked[:3], asked[3:6], asked[6:]
+    assert thrown_away == [("one", "greedy"), ("one", "all options"), ("one", "all but cuts")]
+    assert a == [("one", "all options"), ("one", "all but cuts"), ("one", "greedy")]
+    assert b == [("two", "all but cuts"), ("two", "greedy"), ("two", "all options")]
     assert all(
         (each.drafter, each.max_tokens, each.ignore_eos) == ("hybrid", 9, True) for each in orchestrator.requests
     )
     assert [cost.id for cost in costs] == ["a", "b"]
-    assert (costs[0].greedy_ms, costs[0].greedy_rows) == (pytest.approx(ROUNDS_US / 1e3), 4)
-    assert ratio(costs) == pytest.approx(1)
+    for way in WAYS:
+        assert (costs[0].ms[way], costs[0].rows[way]) == (pytest.approx(ROUNDS_US / 1e3), 4)
+        assert ratio(costs, way) == pytest.approx(1)
+
+
+def way_of(options: generation_pb2.GenerationOptions) -> str:
+    if not options.temperature:
+        return "greedy"
+    return "all options" if options.top_k and options.allowed_token_ids else "all but cuts"
 
 
 def test_every_option_that_acts_in_a_round_is_set_and_the_whole_is_legal() -> None:

@@ -20,7 +20,7 @@ from protos.v1 import generation_pb2, generation_pb2_grpc, model_pb2, sampling_p
 MODEL = "org/bytes-1"
 ROUND = 3
 CACHED = 2
-NUMERICS = model_pb2.TeacherNumerics(dtype="float32", policy="bitwise", mode="performance")
+NUMERICS = model_pb2.TeacherNumerics(dtype="float32", policy="bitwise", mode="performance", attention="blocked")
 
 
 def logprobs_of(token_id: int, count: int) -> sampling_pb2.TokenLogprobs:

@@ -56,7 +56,14 @@ async def test_a_completion_has_openais_shape_and_our_fields_beside_it(stack: St
             "total_tokens": 3 + len(IDS),
             "prompt_tokens_details": {"cached_tokens": CACHED},
         },
-        "numerics": {"dtype": "float32", "policy": "bitwise", "mode": "performance", "degraded_reason": ""},
+        "numerics": {
+            "dtype": "float32",
+            "policy": "bitwise",
+            "mode": "performance",
+            "degraded_reason": "",
+            "attention": "blocked",
+            "attention_fallback_reason": "",
+        },
     }
 
 

@@ -51,6 +51,14 @@ def test_values_are_read_as_the_type_of_their_field(monkeypatch: pytest.MonkeyPa
     assert settings.orchestrator.drain_seconds == 0.5
 
 
+def test_a_switch_may_be_named_alone() -> None:
+    settings = load_settings(["--check-indices", "--draft.check_indices", "--slots", "2"], section="teacher")
+    assert (settings.teacher.check_indices, settings.draft.check_indices, settings.teacher.slots) == (True, True, 2)
+    assert load_settings(["--teacher.check-indices", "false"]).teacher.check_indices is False
+    with pytest.raises(SettingsError, match=r"teacher\.slots: expected one argument"):
+        load_settings(["--teacher.slots"])
+
+
 @pytest.mark.parametrize(
     ("flags", "environment", "content", "said"),
     [

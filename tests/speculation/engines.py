@@ -10,11 +10,18 @@ import torch
 
 from eagle_pangu.speculation.checkpoints import load_checkpoint
 from eagle_pangu.speculation.devices import get_device
+from eagle_pangu.speculation.devices.cpu import CpuDevice
 from eagle_pangu.speculation.engine import Engine
 from eagle_pangu.speculation.tree import TokenTree
 from tests.models import VOCAB_SIZE, tiny_model
 
 NUMERICS = (("performance", "bitwise"), ("performance", "free"), ("reference", "bitwise"), ("reference", "free"))
+
+
+class BucketedCpu(CpuDevice):
+    """A CPU on which a new shape is said to be dear."""
+
+    static_shapes = True
 
 
 def engine(directory: Path, architecture: str = "llama", dtype: torch.dtype = torch.float32, **options: Any) -> Engine:

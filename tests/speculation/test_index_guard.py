@@ -45,13 +45,18 @@ ONE_DIMENSION: dict[str, Call] = {
     "take": lambda table, index: table[:, 0].take(index),
     "put": lambda table, index: table[:, 0].put(index, torch.ones(2)),
     "put_": lambda table, index: torch.zeros(ROWS).put_(index, torch.ones(2)),
-    "take_along_dim": lambda table, index: torch.take_along_dim(table, index[:, None], 0),  # noqa: TID251
+    "take_along_dim": lambda table, index: torch.take_along_dim(table, index[:, None], 0),
     "take_along_dim_method": lambda table, index: table.take_along_dim(index[:, None], dim=0),
     "take_along_dim_flat": lambda table, index: table[:, 0].take_along_dim(index),
 }
 
 calls = pytest.mark.parametrize("call", ONE_DIMENSION.values(), ids=ONE_DIMENSION.keys())
 inference = pytest.mark.parametrize("inference", [False, True], ids=["plain", "inference_mode"])
+
+
+@pytest.fixture(autouse=True)
+def index_watch() -> None:
+    """Off: what torch does without a guard is told here too."""
 
 
 @pytest.fixture
@@ -157,7 +162,7 @@ def test_outside_of_the_guard_torch_wraps_again(guard: IndexGuard) -> None:
     with guard, pytest.raises(IllegalIndexError):
         _ = table[index]
     assert torch.equal(table[index][1], table[2])
-    assert torch.equal(torch.take_along_dim(table, index[:, None], 0)[1], table[2])  # noqa: TID251
+    assert torch.equal(torch.take_along_dim(table, index[:, None], 0)[1], table[2])
 
 
 def test_a_guard_can_be_entered_again_and_inside_another(guard: IndexGuard) -> None:

@@ -14,7 +14,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from eagle_pangu.speculation.attention.eager import eager_attention
 from eagle_pangu.speculation.cache import CacheShape, Slot
-from eagle_pangu.speculation.devices import get_device
+from eagle_pangu.speculation.devices.sdpa import sdpa
 from eagle_pangu.speculation.layouts.rectangle import Rectangle, SynchronisationError
 from eagle_pangu.speculation.layouts.rectangular import RectangularLayout, check_positions
 from eagle_pangu.speculation.plan import ForwardPlan
@@ -220,9 +220,7 @@ def test_a_row_that_was_not_shifted_is_noticed_by_its_content(monkeypatch: pytes
 def test_the_fused_kernel_takes_the_rectangle_as_it_is() -> None:
     rectangle, slots = Rectangle(SHAPE), [filled(3), filled(5)]
     rectangle.align(slots, 4)
-    layout = RectangularLayout(
-        rectangle, plans(slots, [bushy_tree(2), bushy_tree(4)]), get_device("cpu").fused_attention
-    )
+    layout = RectangularLayout(rectangle, plans(slots, [bushy_tree(2), bushy_tree(4)]), sdpa)
     query, states = torch.randn(2, 4, 4, 4), torch.randn(2, 2, 4, 4)
     for slot, rows in zip(slots, (2, 4), strict=True):
         slot.begin(0, rows)
@@ -250,7 +248,8 @@ def test_a_rectangular_pass_gives_the_logits_features_and_kv_of_separate_ones(
             target.prefill(slot, prompt(1 + 35 * index, index), want_logits=False)
     rectangle = Rectangle(target.cache_shape)
     rectangle.align(together, 11)
-    attention = eager_attention if mode == "reference" else target.device.fused_attention
+    assert target.attention is not None
+    attention = target.attention.masked
     results = target.run(
         [Segment(slot, tree, want_features=tree.rows > 1) for slot, tree in zip(together, trees, strict=True)],
         lambda _, its_plans: RectangularLayout(rectangle, its_plans, attention),

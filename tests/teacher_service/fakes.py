@@ -17,8 +17,10 @@ from typing import TypeVar
 
 import torch
 
+from eagle_pangu.speculation.buckets import SeenShapes
 from eagle_pangu.speculation.devices.base import Memory
 from eagle_pangu.speculation.engine import ForwardResult, Numerics
+from eagle_pangu.speculation.plan import whole_blocks
 from eagle_pangu.speculation.segment import Segment
 from eagle_pangu.speculation.tree import TokenTree
 from teacher_service.passes import Passed, PassShare
@@ -68,6 +70,7 @@ class FakeTokenizer:
     chat_template: str = "{{ messages }}"
     sha256: str = "ab" * 32
     special_tokens: dict[str, str] = field(default_factory=lambda: {"eos_token": "<e>"})
+    adds_bos: bool = False
 
 
 @dataclass(frozen=True)
@@ -107,7 +110,7 @@ class FakeEngine:
 
     def __init__(self) -> None:
         self.checkpoint = FakeCheckpoint()
-        self.numerics = Numerics("float32", "bitwise", "reference", "")
+        self.numerics = Numerics("float32", "bitwise", "reference", "", "blocked", "")
         self.device = SimpleNamespace(
             name="cpu", synchronize=lambda: None, memory=lambda: Memory(self.free_bytes, self.free_bytes)
         )
@@ -117,6 +120,11 @@ class FakeEngine:
         self.passes: list[int] = []
         self.before: Callable[[str], None] = lambda call: None
         self.slots: list[FakeSlot] = []
+        self.shapes: SeenShapes | None = None
+        self.spare_columns = 0
+
+    def slot_columns(self, capacity: int) -> int:
+        return whole_blocks(capacity)
 
     def open_slot(self, capacity: int) -> FakeSlot:
         self.slots.append(FakeSlot(capacity))

@@ -6,11 +6,13 @@ import asyncio
 
 import grpc
 import pytest
+import torch
 from pydantic import ValidationError
 from structlog.testing import capture_logs
 
 from eagle_pangu.serving.bootstrap import StartError
 from eagle_pangu.serving.settings import TeacherSettings
+from eagle_pangu.speculation.devices import get_device
 from eagle_pangu.speculation.tree import TokenTree
 from protos.v1 import teacher_pb2, tree_pb2
 from teacher_service import main
@@ -213,6 +215,7 @@ async def test_every_way_of_sharing_passes_gives_the_same_answers(tmp_path):
     [
         ({"kv_tokens": 4000}, r"kv_tokens: expected 0, or at least slot_capacity \(4096\), got 4000"),
         ({"batching": "exspec", "window": 7}, r"window: expected at least group_size \(8\), got 7"),
+        ({"mode": "reference", "attention": "sdpa"}, "attention: expected auto or eager with mode = reference"),
         ({"batching": "rectangular"}, "batching"),
         ({"step_rows": 0}, "step_rows"),
         ({"group_size": 0}, "group_size"),
@@ -223,6 +226,16 @@ def test_a_setting_out_of_range_is_refused_by_name(values, named):
         TeacherSettings(**values)
 
 
-def test_bitwise_numerics_cannot_be_asked_of_a_rectangle():
-    with pytest.raises(StartError, match=r"teacher.numerics = bitwise .* teacher.batching = eqspec"):
-        main._load(TeacherSettings(batching="eqspec", numerics="bitwise"), None, None)
+@pytest.mark.parametrize(("name", "value"), [("batching", "eqspec"), ("attention", "sdpa")])
+def test_bitwise_numerics_cannot_be_asked_of_what_keeps_no_bits(name, value):
+    with pytest.raises(StartError, match=f"teacher.numerics = bitwise .* teacher.{name} = {value}"):
+        main._load(TeacherSettings(numerics="bitwise", **{name: value}), None, None)
+
+
+@pytest.mark.parametrize(("name", "value"), [("batching", "eqspec"), ("attention", "eager")])
+def test_the_default_numerics_give_way_to_what_keeps_no_bits_and_say_so(tmp_path, name, value):
+    settings = TeacherSettings(model=str(tiny_llama(tmp_path)), **{name: value})
+    numerics = main._load(settings, get_device("cpu"), torch.float32).numerics
+    assert numerics.policy == "free"
+    assert numerics.degraded_reason == f"no bitwise numerics with teacher.{name} = {value}"
+    assert numerics.attention == ("eager" if name == "attention" else "sdpa")

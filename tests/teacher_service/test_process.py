@@ -20,7 +20,7 @@ async def start(*flags: str) -> asyncio.subprocess.Process:
     return await asyncio.create_subprocess_exec(
         sys.executable,
         "-m",
-        "teacher_service.main",
+        "teacher_service",
         *flags,
         stdin=asyncio.subprocess.DEVNULL,
         stdout=asyncio.subprocess.PIPE,

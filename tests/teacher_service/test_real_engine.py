@@ -116,7 +116,7 @@ def test_where_the_default_dtype_keeps_no_bitwise_numerics_float32_takes_its_pla
         def __init__(self, dtype) -> None:
             super().__init__()
             self.dtype = dtype
-            self.numerics = Numerics(str(dtype), "free", "performance", "no class")
+            self.numerics = Numerics(str(dtype), "free", "performance", "no class", "sdpa", "")
 
         def warm_up(self) -> None:
             warm.append(self.dtype)

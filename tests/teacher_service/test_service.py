@@ -4,6 +4,7 @@ import grpc
 import numpy as np
 import pytest
 
+from eagle_pangu.speculation.buckets import SeenShapes
 from eagle_pangu.speculation.tree import TokenTree
 from protos.codec import decode_features
 from protos.v1 import model_pb2, teacher_pb2, tree_pb2
@@ -33,7 +34,9 @@ async def test_the_model_and_the_tokenizer_are_described():
         assert model.fingerprint.vocab_size == VOCAB_SIZE
         assert list(model.fingerprint.eos_token_ids) == [3, 7]
         assert model.fingerprint.feature_width == FEATURE_WIDTH
-        assert model.numerics == model_pb2.TeacherNumerics(dtype="float32", policy="bitwise", mode="reference")
+        assert model.numerics == model_pb2.TeacherNumerics(
+            dtype="float32", policy="bitwise", mode="reference", attention="blocked"
+        )
         assert (model.slots, model.free_slots, model.slot_capacity) == (2, 2, 100)
         assert (model.max_budget.rows, model.max_budget.depth) == (8, 4)
         tokenizer = await served.stub.GetTokenizer(teacher_pb2.GetTokenizerRequest())
@@ -146,3 +149,12 @@ async def test_a_repeated_round_gets_the_same_verdict_and_changes_nothing():
         assert again == first
         following = await session.verdict(2, P + 3, 2, TokenTree.root_only(first.next_token_id))
         assert following.next_token_id == answer(PROMPT, 5)[-1]
+
+
+async def test_shapes_are_told_where_they_cost_something():
+    engine = FakeEngine()
+    async with serving(engine) as served:
+        assert not (await served.stub.GetModel(teacher_pb2.GetModelRequest())).HasField("shapes")
+        engine.shapes = SeenShapes(warmed=3, met_later=2)
+        told = (await served.stub.GetModel(teacher_pb2.GetModelRequest())).shapes
+        assert (told.warmed, told.met_later) == (3, 2)

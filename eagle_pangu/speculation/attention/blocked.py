@@ -15,6 +15,7 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
+from eagle_pangu.speculation.indexing import gather, select
 from eagle_pangu.speculation.plan import BLOCK, ForwardPlan, whole_blocks
 
 
@@ -49,7 +50,7 @@ def blocked_attention(
         # Path order is never longer than cache order, so it fits in place.
         cache_order = scores[:, :stacked, full:].view(kv_heads, rows, group, columns - full)
         index = plan.tail_index[None, :, None].expand(kv_heads, rows, group, tail)
-        scores[:, :stacked, full : full + tail] = cache_order.gather(-1, index).view(kv_heads, stacked, tail)
+        scores[:, :stacked, full : full + tail] = gather(cache_order, -1, index).view(kv_heads, stacked, tail)
     scores[:, :stacked, full : full + tail].masked_fill_(plan.tail_hidden, float("-inf"))
     weights = scores[:, :, : full + tail].softmax(dim=-1)
     products = weights.new_empty(kv_heads, (full + tail) // BLOCK, weights.shape[1], head_dim)
@@ -57,7 +58,7 @@ def blocked_attention(
         _shared_products(weights, value, products)
     else:
         _shared_products(weights[:, :, :full], value, products[:, : full // BLOCK])
-        tail_values = value[:, full:columns].index_select(1, plan.tail_index.reshape(-1))
+        tail_values = select(value[:, full:columns], 1, plan.tail_index.reshape(-1))
         own = _own_products(weights[:, :stacked, full:].view(kv_heads, rows, group, tail), tail_values, row_multiple)
         products[:, full // BLOCK :, :stacked] = own
     return _sum_blocks(products)[:, :stacked].view(kv_heads, rows, group, head_dim)

@@ -1,4 +1,4 @@
-"""The three attention kernels behind one signature, chosen once by mode and numerics."""
+"""Attention kernels behind one signature: from a function of dense masks, and the blocks of the `bitwise` policy."""
 
 from __future__ import annotations
 
@@ -8,21 +8,11 @@ import torch
 
 from eagle_pangu.speculation.attention import AttentionKernel
 from eagle_pangu.speculation.attention.blocked import blocked_attention
-from eagle_pangu.speculation.attention.eager import eager_attention
-from eagle_pangu.speculation.devices import Device
 from eagle_pangu.speculation.plan import ForwardPlan
 
 MaskedAttention = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, float], torch.Tensor]
-
-
-def eager_kernel() -> AttentionKernel:
-    """`reference` mode, `free` numerics."""
-    return masked_kernel(eager_attention, _whole_mask)
-
-
-def fused_kernel(device: Device) -> AttentionKernel:
-    """`performance` mode, `free` numerics: the device's own fused attention."""
-    return masked_kernel(device.fused_attention, _whole_mask)
+"""(query [kv_heads, rows, head_dim], key, value [kv_heads, columns, head_dim], keep, scale) -> as query, where keep is
+[rows, columns] bool, True where a row may attend, or one of them for each head, [1, kv_heads, rows, columns]."""
 
 
 def bitwise_kernel(row_multiple: int) -> AttentionKernel:
@@ -36,13 +26,12 @@ def bitwise_kernel(row_multiple: int) -> AttentionKernel:
     return run
 
 
-def masked_kernel(attention: MaskedAttention, mask: Callable[[ForwardPlan], torch.Tensor]) -> AttentionKernel:
-    """A kernel from attention under a dense mask.
+def over_slot(attention: MaskedAttention, mask: Callable[[ForwardPlan], torch.Tensor] | None = None) -> AttentionKernel:
+    """A kernel over the columns of a slot from attention under a dense mask.
 
     Args:
-        attention: (query [kv_heads, rows * group, head_dim], key, value [kv_heads, columns, head_dim], keep, scale) ->
-            as query.
-        mask: [rows * group, columns] bool of a pass, True where a row may attend.
+        attention: computes it; a group of query heads lies one below the other, so K and V are never repeated.
+        mask: [rows * group, columns] bool of a pass, True where a row may attend; the plan's own when not given.
     """
 
     def run(
@@ -50,11 +39,8 @@ def masked_kernel(attention: MaskedAttention, mask: Callable[[ForwardPlan], torc
     ) -> torch.Tensor:
         kv_heads, rows, group, head_dim = query.shape
         stacked = query.reshape(kv_heads, rows * group, head_dim)
-        attended = attention(stacked, key[:, : plan.columns], value[:, : plan.columns], mask(plan), scale)
+        keep = plan.keep if mask is None else mask(plan)
+        attended = attention(stacked, key[:, : plan.columns], value[:, : plan.columns], keep, scale)
         return attended.view(kv_heads, rows, group, head_dim)
 
     return run
-
-
-def _whole_mask(plan: ForwardPlan) -> torch.Tensor:
-    return plan.keep

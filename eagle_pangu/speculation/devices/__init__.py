@@ -1,4 +1,4 @@
-"""Devices by name. `npu` will be a line in this registry and a module beside it."""
+"""Devices by name."""
 
 from __future__ import annotations
 
@@ -9,11 +9,12 @@ import torch
 from eagle_pangu.speculation.devices.base import Device, Memory
 from eagle_pangu.speculation.devices.cpu import CpuDevice
 from eagle_pangu.speculation.devices.cuda import CudaDevice
+from eagle_pangu.speculation.devices.npu.device import NpuDevice
 
 __all__ = ["Device", "Memory", "get_device", "resolve_dtype"]
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-_DEVICES: dict[str, Callable[[], Device]] = {"cpu": CpuDevice, "cuda": CudaDevice}
+_DEVICES: dict[str, Callable[[], Device]] = {"cpu": CpuDevice, "cuda": CudaDevice, "npu": NpuDevice}
 
 
 def get_device(name: str) -> Device:

@@ -1,7 +1,7 @@
 """What the rest of the house may ask of a device.
 
-`cpu` and `cuda` are here; `npu` (torch_npu) is a third implementation of the same Protocol. No other module names a
-device: a new one is added by a module beside this one and a line in the registry.
+`cpu`, `cuda` and `npu` implement one Protocol. No other module names a device: a new one is added by a module beside
+this one and a line in the registry.
 """
 
 from __future__ import annotations
@@ -11,6 +11,8 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import nn
 
+from eagle_pangu.speculation.attention import AttentionKernel
+from eagle_pangu.speculation.attention.kernels import MaskedAttention
 from eagle_pangu.speculation.linear import LinearKernel
 
 
@@ -21,16 +23,46 @@ class Memory(NamedTuple):
     free: int
 
 
+class HeadShape(NamedTuple):
+    """What an attention kernel must know of a model: query heads, KV heads, values of a head, and their dtype."""
+
+    heads: int
+    kv_heads: int
+    head_dim: int
+    dtype: torch.dtype
+
+
+class Attention(NamedTuple):
+    """How a device computes attention for a model, chosen once, when the model is loaded.
+
+    name: "sdpa", "eager", or the operator's own name. fallback_reason: empty, or why the device's fused attention is
+    not used. over_slot: of the rows of a pass over one slot. masked: under a dense mask; a batch of several sessions
+    has its own mask for each of them: heads are batch * kv_heads then, and keep [1, batch * kv_heads, rows, columns].
+    """
+
+    name: str
+    fallback_reason: str
+    over_slot: AttentionKernel
+    masked: MaskedAttention
+
+
+class AttentionError(Exception):
+    """The attention asked for does not exist on this device, or cannot serve the model's heads; says why."""
+
+
 class Device(Protocol):
     """One kind of device.
 
     Attributes:
-        name: "cpu" or "cuda".
+        name: "cpu", "cuda" or "npu".
         torch_device: where tensors go.
+        static_shapes: a shape that was not seen before is dear here (it is compiled, or captured): an engine rounds
+            rows and slots up to few sizes.
     """
 
     name: str
     torch_device: torch.device
+    static_shapes: bool
 
     def default_dtype(self) -> torch.dtype:
         """The dtype that this device computes best: what ``dtype = "auto"`` means."""
@@ -48,21 +80,11 @@ class Device(Protocol):
         """The same device with faster, rougher kernels where it has any: what a draft computes is never trusted."""
         ...
 
-    def fused_attention(
-        self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, keep: torch.Tensor, scale: float
-    ) -> torch.Tensor:
-        """Masked attention in the device's fused kernel.
+    def attention(self, name: str, heads: HeadShape) -> Attention:
+        """Attention by name; "auto" is the device's best for these heads.
 
-        Args:
-            query: [kv_heads, rows, head_dim].
-            key, value: [kv_heads, columns, head_dim], never repeated over query heads.
-            keep: [rows, columns] bool, True where a row may attend; the device translates the convention. A batch of
-                several sessions has its own mask for each of them: heads are batch * kv_heads then, and keep
-                [1, batch * kv_heads, rows, columns].
-            scale: factor of the scores.
-
-        Returns:
-            [kv_heads, rows, head_dim] in the query's dtype.
+        Raises:
+            AttentionError: no such attention here, or not for these heads.
         """
         ...
 

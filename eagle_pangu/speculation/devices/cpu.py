@@ -10,8 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from eagle_pangu.speculation.devices.base import Memory
-from eagle_pangu.speculation.devices.sdpa import sdpa
+from eagle_pangu.speculation.devices.base import Attention, HeadShape, Memory
+from eagle_pangu.speculation.devices.sdpa import sdpa_or_eager
 from eagle_pangu.speculation.linear import LinearKernel
 
 CONTROL_GROUP = Path("/sys/fs/cgroup")
@@ -27,6 +27,7 @@ class CpuDevice:
 
     name = "cpu"
     torch_device = torch.device("cpu")
+    static_shapes = False
 
     def __init__(self, *, eight_bits: bool = False) -> None:
         self._eight_bits = eight_bits
@@ -58,11 +59,9 @@ class CpuDevice:
         """A few rows take as long as reading the weights does: 8 bits a weight are a quarter of float32's."""
         return CpuDevice(eight_bits=_has_eight_bit_products())
 
-    def fused_attention(
-        self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, keep: torch.Tensor, scale: float
-    ) -> torch.Tensor:
-        """torch's SDPA."""
-        return sdpa(query, key, value, keep, scale)
+    def attention(self, name: str, heads: HeadShape) -> Attention:
+        """torch's SDPA, or the eager reference."""
+        return sdpa_or_eager(name, self.name)
 
     def synchronize(self) -> None:
         """CPU operators return when they are done."""

@@ -6,8 +6,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from eagle_pangu.speculation.devices.base import Memory
-from eagle_pangu.speculation.devices.sdpa import sdpa
+from eagle_pangu.speculation.devices.base import Attention, HeadShape, Memory
+from eagle_pangu.speculation.devices.sdpa import sdpa_or_eager
 from eagle_pangu.speculation.linear import LinearKernel
 
 
@@ -15,6 +15,7 @@ class CudaDevice:
     """`Device` for the current CUDA device."""
 
     name = "cuda"
+    static_shapes = False
 
     def __init__(self) -> None:
         if not torch.cuda.is_available():
@@ -42,11 +43,9 @@ class CudaDevice:
         """No rougher kernels here."""
         return self
 
-    def fused_attention(
-        self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, keep: torch.Tensor, scale: float
-    ) -> torch.Tensor:
-        """torch's SDPA."""
-        return sdpa(query, key, value, keep, scale)
+    def attention(self, name: str, heads: HeadShape) -> Attention:
+        """torch's SDPA, or the eager reference."""
+        return sdpa_or_eager(name, self.name)
 
     def synchronize(self) -> None:
         """Wait for the current stream."""

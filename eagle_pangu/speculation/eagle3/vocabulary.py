@@ -11,6 +11,7 @@ from typing import NamedTuple
 import torch
 
 from eagle_pangu.speculation.eagle3.errors import HeadError
+from eagle_pangu.speculation.indexing import fill
 
 
 class StoredVocabulary(NamedTuple):
@@ -72,7 +73,7 @@ def _check_target_ids(name: str, target_ids: torch.Tensor, vocab_size: int) -> N
 
 def _marked(target_ids: torch.Tensor, vocab_size: int) -> torch.Tensor:
     mask = torch.zeros(vocab_size, dtype=torch.bool)
-    mask[target_ids] = True
+    fill(mask, 0, target_ids, True)
     return mask
 
 

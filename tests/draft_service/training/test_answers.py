@@ -19,6 +19,7 @@ from draft_service.training.settings import TrainingError
 from eagle_pangu.evaluation.prompts import PromptItem
 from tests.draft_service.training.toy import CPU, toy_teacher
 from tests.models import EOS, VOCAB_SIZE, byte_tokenizer
+from tests.openpangu import toy_openpangu
 
 LINE: dict[str, Any] = {"id": "a", "greedy": True, "prompt_ids": [1, 2], "response_ids": [3]}
 LIMITS = {"vocab_size": 10, "context_limit": 8}
@@ -186,6 +187,15 @@ def test_a_teacher_without_a_template_cannot_be_asked(tmp_path: Path) -> None:
     (directory / "tokenizer_config.json").write_text("{}")
     with pytest.raises(TrainingError, match="no chat template"):
         answering_teacher(directory)
+
+
+def test_a_tokenizer_that_is_code_of_the_checkpoint_is_not_run(tmp_path: Path) -> None:
+    directory = toy_openpangu(tmp_path / "pangu")
+    (directory / "tokenization_openpangu.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\n")
+    limits = {"vocab_size": 440, "context_limit": 64}
+    with pytest.raises(TrainingError, match="its tokenizer cannot ask prompts; use --answers"):
+        AnsweringTeacher(directory, dtype=torch.float32, device=CPU, eos_token_ids=[EOS], **limits)
+    assert not (tmp_path / "ran").exists()
 
 
 def test_a_batch_is_of_one_kind_and_bounded() -> None:

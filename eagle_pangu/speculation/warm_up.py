@@ -1,0 +1,74 @@
+"""What an engine runs before it serves: the self-test of its bits, and every shape of a device that compiles shapes."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from eagle_pangu.speculation.buckets import Buckets
+from eagle_pangu.speculation.cache import Slot
+from eagle_pangu.speculation.invariance import NoInvarianceError
+from eagle_pangu.speculation.plan import BLOCK
+from eagle_pangu.speculation.segment import Segment, known_tokens
+from eagle_pangu.speculation.tree import TokenTree
+
+if TYPE_CHECKING:
+    from eagle_pangu.speculation.engine import Engine
+
+
+def run_and_compare(engine: Engine) -> None:
+    """One tree, alone and beside another session's; under `bitwise` against one-by-one decoding, bit by bit.
+
+    Raises:
+        NoInvarianceError: a row's bits depend on its company.
+    """
+    slot, other = engine.open_slot(), engine.open_slot()
+    tree = _legal(engine, TokenTree.build([1, 2, 3, 4, 5, 6, 7], [0, 0, 0, 1, 3, 2, 4]))
+    length = min(BLOCK + 3, engine.chunk, slot.capacity - tree.rows)
+    prompt = np.arange(length, dtype=np.int64) % engine.checkpoint.vocab_size
+    engine.prefill(slot, prompt, want_logits=True, want_features=True)
+    engine.prefill(other, prompt[:1], want_logits=True)
+    engine.verify(slot, tree)
+    together = engine.run([Segment(other, tree), Segment(slot, tree)])[1].logits
+    assert together is not None
+    if engine.numerics.policy != "bitwise":
+        return
+    for row, depth in enumerate(tree.depth):
+        slot.truncate(length)
+        alone = None
+        for ancestor in tree.ancestors[row, : depth + 1]:
+            alone = engine.prefill(slot, tree.token_ids[ancestor : ancestor + 1], want_logits=True).logits
+        assert alone is not None
+        if not torch.equal(alone[0], together[row]):
+            raise NoInvarianceError(f"self-test: row {row} of a tree differs from one-by-one decoding")
+
+
+def run_every_bucket(engine: Engine, buckets: Buckets) -> None:
+    """Chains and trees of every row bucket over slots of every length."""
+    for length in buckets.lengths:
+        slot = engine.open_slot(length)
+        for rows in buckets.rows:
+            if rows + _STEM > length:
+                break
+            slot.truncate(0)
+            _run_tree(engine, slot, rows)
+            if rows <= engine.chunk:
+                chain = np.arange(rows, dtype=np.int64) % engine.checkpoint.vocab_size
+                engine.run([known_tokens(slot, chain, want_logits=True, every_row=True)])
+
+
+_STEM = 2
+"""Rows of a tree that are there already when its other rows are computed: so those may be few, and yet no chain."""
+
+
+def _run_tree(engine: Engine, slot: Slot, rows: int) -> None:
+    """A pass over so many rows, all of them children of one root."""
+    star = _legal(engine, TokenTree(np.arange(_STEM + rows), np.zeros(_STEM + rows, dtype=np.int64)))
+    engine.run([Segment(slot, TokenTree(star.token_ids[:_STEM], star.parents[:_STEM]))])
+    engine.run([Segment(slot, star, first_row=_STEM)])
+
+
+def _legal(engine: Engine, tree: TokenTree) -> TokenTree:
+    return TokenTree(tree.token_ids % engine.checkpoint.vocab_size, tree.parents)
