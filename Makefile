@@ -34,7 +34,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 # A file's tests stay in one process, in order: they share models. A thread each, or the workers' threads would fight.
 # The real model has the machine to itself.
-FAST_TESTS := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile -m "not slow"
+FAST_TESTS := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder -m "not slow"
 SLOW_TESTS := $(BIN)/python -m pytest -m slow
 OR_NONE := $(if $(TEST),|| [ $$? -eq 5 ]) # a narrowed run may find its tests in one of the two
 

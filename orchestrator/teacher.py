@@ -28,9 +28,9 @@ from protos.v1 import model_pb2, sampling_pb2, teacher_pb2, teacher_pb2_grpc, tr
 class TeacherOpening:
     """What a session opens with; fields as in OpenTeacherSession.
 
-    metadata: of the call. answer_seconds: longest wait for any one answer. on_features: called with every Features
-    message, in order, before the answer it belongs to is returned. answer_start: None: all of the prompt is prompt.
-    logprobs, prompt_logprobs: None: none at all.
+    metadata: of the call. answer_seconds: longest silence while an answer is awaited. on_features: called with every
+    Features message, in order, before the answer it belongs to is returned. answer_start: None: all of the prompt is
+    prompt. logprobs, prompt_logprobs: None: none at all.
     """
 
     request_id: str
@@ -215,12 +215,13 @@ class TeacherSession:
         """The answer, and the seconds it took; what comes before it is dealt with on the way."""
         started = time.perf_counter()
         try:
-            async with asyncio.timeout(self._opening.answer_seconds):
+            async with asyncio.timeout(self._opening.answer_seconds) as silence:
                 with suppress(asyncio.InvalidStateError):  # the stream is over; reading tells why
                     await self._call.write(message)
                 async for answer in self._call:
                     if answer.epoch != self.epoch:
                         continue
+                    silence.reschedule(asyncio.get_running_loop().time() + self._opening.answer_seconds)
                     kind = answer.WhichOneof("message")
                     if kind == "opened":
                         self.numerics = answer.opened.numerics
@@ -228,11 +229,11 @@ class TeacherSession:
                         self._opening.on_features(answer.features)
                     elif kind == "prompt_logprobs":
                         self._take_prompt_logprobs(answer.prompt_logprobs)
-                    else:
+                    elif kind != "reading":  # a sign of life
                         return answer, time.perf_counter() - started
                 raise TeacherLostError("the teacher ended the session")
         except TimeoutError as error:
-            raise TeacherLostError(f"no answer within {self._opening.answer_seconds:g} s") from error
+            raise TeacherLostError(f"silent for {self._opening.answer_seconds:g} s") from error
         except grpc.aio.AioRpcError as error:
             raise meaning_of(error) from error
 

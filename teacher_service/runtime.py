@@ -7,6 +7,7 @@ from functools import cached_property
 
 from eagle_pangu.serving.batch_worker import BatchWorker
 from eagle_pangu.serving.settings import TeacherSettings
+from eagle_pangu.serving.stalls import stall
 from eagle_pangu.speculation.engine import Engine
 from protos.v1 import model_pb2, teacher_pb2
 from teacher_service import messages
@@ -46,6 +47,10 @@ class Runtime:
         """Distinct ones so far; None where they cost nothing."""
         seen = self.engine.shapes
         return teacher_pb2.ShapeStats(warmed=seen.warmed, met_later=seen.met_later) if seen else None
+
+    def stalls(self) -> str | None:
+        """Why the model's work does not get done at the moment; None: it does."""
+        return stall(self.worker.heartbeat().busy_since, self.settings.stall_seconds)
 
     def pace(self, opening: Opening) -> Pace:
         """Of a new session."""

@@ -32,6 +32,9 @@ from teacher_service.session import Session, Steps
 
 log = get_logger(__name__)
 
+SIGN_OF_LIFE_SECONDS = 5.0
+"""Longest silence while a prompt is read: many may be before it."""
+
 Requests = AsyncIterator[teacher_pb2.VerifyRequest]
 Responses = AsyncIterator[teacher_pb2.VerifyResponse]
 Context: TypeAlias = "ServicerContext[Any, Any]"
@@ -136,7 +139,17 @@ async def _prefill(session: Session, pace: Pace, runtime: Runtime, received: flo
     reading.add_done_callback(lambda _: chunks.put_nowait(None))
     first_token = None
     try:
-        while (chunk := await chunks.get()) is not None:
+        while True:
+            try:
+                async with asyncio.timeout(SIGN_OF_LIFE_SECONDS):
+                    chunk = await chunks.get()
+            except TimeoutError:
+                if not runtime.stalls():
+                    sign = teacher_pb2.Reading(committed_length=session.committed_length)
+                    yield teacher_pb2.VerifyResponse(epoch=epoch, reading=sign)
+                continue
+            if chunk is None:
+                break
             first_token = chunk.first_token
             for response in _along(chunk, epoch, runtime.settings.max_message_bytes):
                 yield response

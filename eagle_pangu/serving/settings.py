@@ -257,7 +257,7 @@ class OrchestratorSettings(ServerSettings):
         default=5.0, ge=0, description="After a failure of the draft service, wait before new use."
     )
     teacher_deadline_seconds: float = Field(
-        default=120.0, gt=0, description="Longest wait for one answer of the teacher."
+        default=120.0, gt=0, description="Longest silence of the teacher while an answer is awaited."
     )
     trace: Path | None = Field(default=None, description="File for one JSON line a round; none: no trace.")
     trace_text: bool = Field(default=False, description="Write prompt text into the trace.")

@@ -446,6 +446,7 @@ class VerifyResponse(_message.Message):
     VERDICT_FIELD_NUMBER: _builtins.int
     REJECTION_FIELD_NUMBER: _builtins.int
     PROMPT_LOGPROBS_FIELD_NUMBER: _builtins.int
+    READING_FIELD_NUMBER: _builtins.int
     epoch: _builtins.int
     @_builtins.property
     def opened(self) -> Global___TeacherSessionOpened: ...
@@ -459,6 +460,8 @@ class VerifyResponse(_message.Message):
     def rejection(self) -> Global___Rejection: ...
     @_builtins.property
     def prompt_logprobs(self) -> Global___PromptLogprobs: ...
+    @_builtins.property
+    def reading(self) -> Global___Reading: ...
     def __init__(
         self,
         *,
@@ -469,16 +472,41 @@ class VerifyResponse(_message.Message):
         verdict: Global___Verdict | None = ...,
         rejection: Global___Rejection | None = ...,
         prompt_logprobs: Global___PromptLogprobs | None = ...,
+        reading: Global___Reading | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["features", b"features", "message", b"message", "opened", b"opened", "prefilled", b"prefilled", "prompt_logprobs", b"prompt_logprobs", "rejection", b"rejection", "verdict", b"verdict"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["features", b"features", "message", b"message", "opened", b"opened", "prefilled", b"prefilled", "prompt_logprobs", b"prompt_logprobs", "reading", b"reading", "rejection", b"rejection", "verdict", b"verdict"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "features", b"features", "message", b"message", "opened", b"opened", "prefilled", b"prefilled", "prompt_logprobs", b"prompt_logprobs", "rejection", b"rejection", "verdict", b"verdict"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "features", b"features", "message", b"message", "opened", b"opened", "prefilled", b"prefilled", "prompt_logprobs", b"prompt_logprobs", "reading", b"reading", "rejection", b"rejection", "verdict", b"verdict"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["opened", "features", "prefilled", "verdict", "rejection", "prompt_logprobs"]  # noqa: Y015
+    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["opened", "features", "prefilled", "verdict", "rejection", "prompt_logprobs", "reading"]  # noqa: Y015
     _WhichOneofArgType_message: _TypeAlias = _typing.Literal["message", b"message"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_message) -> _WhichOneofReturnType_message | None: ...
 
 Global___VerifyResponse: _TypeAlias = VerifyResponse  # noqa: Y015
+
+@_typing.final
+class Reading(_message.Message):
+    """Sent every few seconds while a prompt waits its turn or is read, as long as the model works: who hears nothing at all
+    may take the teacher for lost.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    COMMITTED_LENGTH_FIELD_NUMBER: _builtins.int
+    committed_length: _builtins.int
+    """Tokens of the prompt whose KV is written."""
+    def __init__(
+        self,
+        *,
+        committed_length: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["committed_length", b"committed_length"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Reading: _TypeAlias = Reading  # noqa: Y015
 
 @_typing.final
 class TeacherSessionOpened(_message.Message):

@@ -115,6 +115,13 @@ async def test_a_teacher_that_stops_answering_is_given_up_for_a_new_session() ->
         await each.idle()
 
 
+async def test_a_teacher_that_says_it_lives_may_take_its_time() -> None:
+    async with stack(teacher_deadline_seconds=0.5) as each:
+        each.teacher.signs_of_life = [0.1] * 8
+        exact(await each.generate(max_tokens=TOKENS))
+        assert len(each.teacher.sessions) == 1
+
+
 async def test_a_teacher_lost_for_good_is_a_status_not_a_hang() -> None:
     async with stack(teacher_deadline_seconds=0.5) as each:
 

@@ -105,10 +105,10 @@ class PeerSession:
 
     async def read_prefilled(self) -> teacher_pb2.Prefilled:
         self.opened = (await self.read()).opened
-        while (response := await self.read()).WhichOneof("message") in ("features", "prompt_logprobs"):
+        while (response := await self.read()).WhichOneof("message") in ("features", "prompt_logprobs", "reading"):
             if response.HasField("features"):
                 self.features.append(response.features)
-            else:
+            elif response.HasField("prompt_logprobs"):
                 self.prompt_logprobs.append(response.prompt_logprobs)
         assert response.WhichOneof("message") == "prefilled"
         self.prefilled = response.prefilled

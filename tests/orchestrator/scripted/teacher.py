@@ -60,6 +60,7 @@ class ScriptedTeacher(teacher_pb2_grpc.TeacherServiceServicer):
         self.on_open: Callable[[TeacherSessionRecord, grpc.aio.ServicerContext], Awaitable[None]] | None = None
         self.on_verify: Callable[[TeacherSessionRecord, grpc.aio.ServicerContext], Awaitable[None]] | None = None
         self.advise: Callable[[int], int | None] = lambda number: None
+        self.signs_of_life: Sequence[float] = ()  # seconds before each, while a prompt is read
         self.timings = teacher_pb2.TeacherTimings(queue_us=1, forward_us=20, commit_us=3, total_us=30)
 
     @property
@@ -123,6 +124,9 @@ class ScriptedTeacher(teacher_pb2_grpc.TeacherServiceServicer):
                 numerics=self.numerics,
             ),
         )
+        for seconds in self.signs_of_life:
+            await asyncio.sleep(seconds)
+            yield teacher_pb2.VerifyResponse(epoch=epoch, reading=teacher_pb2.Reading(committed_length=0))
         if opening.want_features:
             for start in range(0, len(history), 2):
                 tokens = history[start : start + 2]
