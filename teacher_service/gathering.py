@@ -63,6 +63,10 @@ class Gathering:
         """A session's pass is over; its next message is awaited."""
         self._rhythms.setdefault(session, _Rhythm()).left = now
 
+    def begin(self) -> None:
+        """A pass begins, waited for or not: the wait for the next one has not begun."""
+        self._began = None
+
     def forget(self, session: Hashable) -> None:
         """A session has ended."""
         self._rhythms.pop(session, None)
@@ -79,10 +83,9 @@ class Gathering:
             fixed: seconds that a pass costs before its rows do.
             now: the time.
         """
-        began = now if self._began is None else self._began
-        patience = self._worth(waiting, fixed, now, until=began + fixed)
-        self._began = began if patience > 0 else None
-        return patience
+        if self._began is None:
+            self._began = now
+        return self._worth(waiting, fixed, now, until=self._began + fixed)
 
     def _worth(self, waiting: int, fixed: float, now: float, until: float) -> float:
         if len(self._rhythms) <= 1 or fixed <= 0:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from eagle_pangu.serving.bootstrap import StartError
 from eagle_pangu.serving.settings import TeacherSettings
 from eagle_pangu.speculation.engine import Engine
+from eagle_pangu.speculation.layouts.rectangle import SPARE_SHARE
+from eagle_pangu.speculation.plan import whole_blocks
 
 MEBIBYTE = 2**20
 
@@ -20,8 +22,12 @@ def require_memory(engine: Engine, kv_tokens: int, settings: TeacherSettings) ->
     Raises:
         StartError: KV for all sessions and for the prefix cache is more than is free; names both and the settings.
     """
-    copies = 1 + (settings.branch == "replicate") + (settings.batching != "ragged")  # those hold sessions' KV once more
+    copies = 1 + (settings.branch == "replicate")
     columns = copies * (kv_tokens + settings.slots * engine.spare_columns) + settings.prefix_cache_tokens
+    if settings.batching != "ragged":
+        # As long as the longest session for every session of a pass, whatever the others hold; never given back.
+        longest = whole_blocks(int(settings.slot_capacity * (1 + SPARE_SHARE)))
+        columns += min(settings.group_size, settings.slots) * longest
     needed = engine.cache_shape.bytes_per_token * columns
     free = engine.device.memory().free
     if needed > free:

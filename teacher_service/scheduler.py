@@ -77,6 +77,7 @@ class Scheduler:
 
     def compute(self, chosen: Sequence[Chosen[Request]]) -> list[Passed]:
         """See `Batcher`."""
+        self._gathering.begin()
         segments = [each.request if isinstance(each.request, Segment) else each.request.chunk(1) for each in chosen]
         started = time.monotonic()
         computed = self._pass(segments)

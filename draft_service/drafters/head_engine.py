@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from draft_service.drafters.children import NO_CHILDREN, Children, top_children
 from eagle_pangu.speculation.attention.kernels import over_slot
 from eagle_pangu.speculation.buckets import Buckets
-from eagle_pangu.speculation.cache import CacheShape, Slot, SlotLayer
+from eagle_pangu.speculation.cache import SPARE_COLUMNS, CacheShape, Slot, SlotLayer
 from eagle_pangu.speculation.devices import Device
 from eagle_pangu.speculation.devices.base import HeadShape
 from eagle_pangu.speculation.eagle3.head import Eagle3Head
@@ -26,7 +26,7 @@ from eagle_pangu.speculation.index_guard import IndexGuard
 from eagle_pangu.speculation.layouts.ragged import RaggedLayout
 from eagle_pangu.speculation.linear import KernelLinear, replace_linears
 from eagle_pangu.speculation.norms import fuse_norms
-from eagle_pangu.speculation.plan import ForwardPlan
+from eagle_pangu.speculation.plan import ForwardPlan, whole_blocks
 from eagle_pangu.speculation.projections import share_products
 from eagle_pangu.speculation.segment import Segment, known_tokens
 from eagle_pangu.speculation.tree import TokenTree
@@ -75,7 +75,7 @@ class HeadEngine:
         check_indices: run under the index guard.
 
     Raises:
-        AttentionError: the attention asked for cannot serve the head here.
+        AttentionError: the attention asked for cannot serve the head, or slots as long as these, here.
     """
 
     def __init__(
@@ -101,11 +101,14 @@ class HeadEngine:
         self._guarded = check_indices
         self._scale = head.config.head_dim**-0.5
         self._group = head.config.attention_heads // head.config.key_value_heads
-        heads = HeadShape(head.config.attention_heads, head.config.key_value_heads, head.config.head_dim, self._dtype)
+        self._buckets = Buckets.up_to(MOST_ROWS, self.context_limit) if device.static_shapes else None
+        columns = whole_blocks(self.context_limit) + (SPARE_COLUMNS if self._buckets else 0)
+        heads = HeadShape(
+            head.config.attention_heads, head.config.key_value_heads, head.config.head_dim, self._dtype, columns
+        )
         chosen = device.attention(attention, heads)
         self._kernel = over_slot(chosen.masked, self._keep) if window else chosen.over_slot
         self._cache_layers = [SlotLayer()]
-        self._buckets = Buckets.up_to(MOST_ROWS, self.context_limit) if device.static_shapes else None
         # The device's kernels in the place of linear layers and norms; a draft's rounding costs speed at most.
         fuse_norms(self.head)
         share_products(self.head)
@@ -174,22 +177,35 @@ class HeadEngine:
         children = top_children(logits[:, : self._draft_ids], width)
         return children._replace(token_ids=self._target_ids[children.token_ids])
 
-    def warm_up(self) -> None:
-        """Run the shapes that drafting runs, so that no request pays for first-use work."""
+    def warm_up(self, width: int) -> None:
+        """Run the shapes that one session's drafting runs, so that no request pays for first-use work.
+
+        Of passes that several sessions fill past `MOST_ROWS`, the first of each multiple does.
+
+        Args:
+            width: most children of a row, as in `run`.
+        """
         slot = self.open_slot()
-        for rows in self._buckets.rows if self._buckets else (4,):
-            if rows + 2 > slot.capacity:
+        buckets = zip(self._buckets.rows, self._buckets.fewest, strict=True) if self._buckets else ((4, 4),)
+        for rows, fewest in buckets:
+            if fewest > slot.capacity:
                 break
-            slot.truncate(0)
-            chain = known_tokens(slot, np.zeros(rows, dtype=np.int64), want_logits=True, every_row=True)
-            self.run([HeadRequest(chain, np.zeros((rows, self.feature_width), dtype=np.uint16))], 1)
-            slot.truncate(0)
-            # All under one root that is there already: so even one or two rows are no chain.
-            star = TokenTree(np.zeros(rows + 2, dtype=np.int64), np.zeros(rows + 2, dtype=np.int64))
-            stem = TokenTree(star.token_ids[:2], star.parents[:2])
-            first = self.run([HeadRequest(Segment(slot, stem), np.zeros((2, self.feature_width), dtype=np.uint16))], 1)
-            above = first[0].outputs[:1].expand(rows, -1)
-            self.run([HeadRequest(Segment(slot, star, first_row=2), above)], 1)
+            self._run_chain(slot, min(rows, slot.capacity), width)
+            if fewest + 2 <= slot.capacity:
+                self._run_star(slot, fewest, width)
+
+    def _run_chain(self, slot: Slot, rows: int, width: int) -> None:
+        slot.truncate(0)
+        chain = known_tokens(slot, np.zeros(rows, dtype=np.int64), want_logits=True, every_row=True)
+        self.run([HeadRequest(chain, np.zeros((rows, self.feature_width), dtype=np.uint16))], width)
+
+    def _run_star(self, slot: Slot, rows: int, width: int) -> None:
+        """A pass over rows that are all under one root that is there already: so even one or two are no chain."""
+        slot.truncate(0)
+        star = TokenTree(np.zeros(rows + 2, dtype=np.int64), np.zeros(rows + 2, dtype=np.int64))
+        stem = TokenTree(star.token_ids[:2], star.parents[:2])
+        first = self.run([HeadRequest(Segment(slot, stem), np.zeros((2, self.feature_width), dtype=np.uint16))], width)
+        self.run([HeadRequest(Segment(slot, star, first_row=2), first[0].outputs[:1].expand(rows, -1))], width)
 
     def _hidden(self, requests: Sequence[HeadRequest]) -> list[torch.Tensor]:
         """Hidden states, [rows, hidden_size] each: one product for all features, one norm for all outputs."""

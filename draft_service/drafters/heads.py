@@ -80,7 +80,7 @@ def load_eagle3(settings: DraftSettings) -> Eagle3Drafter:
         )
     except AttentionError as error:
         raise DrafterError(f"draft.attention: {error}") from error
-    engine.warm_up()
+    engine.warm_up(settings.branching)
     identity = ModelIdentity(
         f"{directory.name} for {teacher.name}",
         teacher.tokenizer_sha256,

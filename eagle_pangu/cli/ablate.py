@@ -69,7 +69,7 @@ def batch(
             drafters=tuple(drafter or ("hybrid",)),
             resume=resume,
         )
-        settings.load.items()
+        settings.items()
     except (ValueError, OSError) as error:
         no_run(error)
     measured = console.run(_measured(settings))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from importlib.util import find_spec
 
 import torch
 
@@ -66,8 +67,8 @@ def _find(name: str, into: list[Device], *, demanded: bool) -> str:
     try:
         device = get_device(name)
     except (ValueError, RuntimeError) as error:
-        nothing = name == "npu" and not ascend_host.has_device() and installed("torch-npu") is None
-        if nothing and not demanded:
+        no_package = installed("torch-npu") is None and find_spec("torch_npu") is None
+        if name == "npu" and no_package and not ascend_host.has_device() and not demanded:
             raise NotCheckedError(f"{ascend_host.NO_DEVICE}, and torch_npu is not installed") from error
         raise CheckFailedError(str(error)) from error
     into.append(device)

@@ -7,9 +7,6 @@ from typing import Literal, NamedTuple
 
 Status = Literal["ok", "failed", "not checked"]
 
-_FAULTS = (RuntimeError, ValueError, TypeError, AttributeError, LookupError, OSError, ImportError)
-"""What an operator, a driver or a broken file may raise."""
-
 
 class Result(NamedTuple):
     """name: of the check. text: what was found and, where it failed, what to do; else why it was not looked at."""
@@ -30,7 +27,8 @@ class NotCheckedError(Exception):
 def run_check(name: str, check: Callable[[], str]) -> Result:
     """The result of a check that returns what it found, or raises one of the errors above.
 
-    Any other error is a failure, too: a check that breaks has found something.
+    Any other error is a failure, too, even a SystemExit: a check that breaks has found something, and the checks after
+    it are wanted all the same.
     """
     try:
         return Result(name, "ok", check())
@@ -38,5 +36,7 @@ def run_check(name: str, check: Callable[[], str]) -> Result:
         return Result(name, "not checked", str(reason))
     except CheckFailedError as fault:
         return Result(name, "failed", str(fault))
-    except _FAULTS as error:
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # noqa: BLE001 -- a stranger's package or file may raise anything
         return Result(name, "failed", f"{type(error).__name__}: {str(error).strip() or 'without a text'}")

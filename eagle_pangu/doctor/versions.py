@@ -6,6 +6,7 @@ import platform
 import sys
 from collections.abc import Iterator
 from importlib.metadata import PackageNotFoundError, requires, version
+from importlib.util import find_spec
 
 from eagle_pangu.doctor.compatibility import CANN_OF_TORCH_NPU, PYTHON_OF_TORCH, TABLE_DATE
 from eagle_pangu.doctor.results import CheckFailedError, NotCheckedError, Result, run_check
@@ -59,6 +60,11 @@ def _outside_of_range(found: dict[str, str | None]) -> Iterator[str]:
 
 def _torch_npu() -> str:
     torch_npu, torch = installed("torch-npu"), installed("torch")
+    if torch_npu is None and (found := find_spec("torch_npu")):
+        places = ", ".join(found.submodule_search_locations or ())
+        raise NotCheckedError(
+            f"{places}: no installed package, and without its record no version; a leftover? Remove it where it is one"
+        )
     if torch_npu is None:
         raise NotCheckedError("torch_npu is not installed; only device npu needs it")
     release = ".".join(torch_npu.split(".")[:3])

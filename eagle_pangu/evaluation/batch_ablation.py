@@ -46,6 +46,30 @@ class AblationSettings:
     drafters: tuple[str, ...] = ("hybrid",)
     resume: bool = False
 
+    def __post_init__(self) -> None:
+        """Refuse a table that would be empty, or hold other rows than it says.
+
+        Raises:
+            ValueError: names the setting.
+        """
+        if self.load.numerics not in ("bitwise", "free"):
+            raise ValueError(f"numerics: expected bitwise or free, for all batchings alike, got {self.load.numerics}")
+        if not self.possible:
+            raise ValueError(f"batching: none of {', '.join(self.batchings)} can keep the bits of a row under bitwise")
+        if len({*self.drafters}) < len(self.drafters):
+            raise ValueError(f"drafter: expected each once, got {', '.join(self.drafters)}")
+
+    def items(self) -> list[PromptItem]:
+        """What is asked.
+
+        Raises:
+            ValueError: the largest batch would never be full.
+        """
+        items = self.load.items()
+        if max(self.sizes) > len(items):
+            raise ValueError(f"sizes: expected at most {len(items)}, the number of prompts, got {max(self.sizes)}")
+        return items
+
     @property
     def possible(self) -> tuple[str, ...]:
         """The batchings that can run under these numerics."""

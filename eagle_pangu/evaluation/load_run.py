@@ -34,6 +34,9 @@ from eagle_pangu.serving.trio import OnState
 
 ANSWERS_FILE = "answers.jsonl"
 
+LONGEST_QUEUE_SECONDS = 3600.0
+"""Arrivals faster than the machine wait for as long as it takes; how long is what the run is to show."""
+
 
 @dataclass(frozen=True)
 class LoadSettings(RunSettings):
@@ -74,10 +77,14 @@ class LoadSettings(RunSettings):
         open_at_most = self.concurrency or len(self.items())
         overrides["teacher"]["slots"] = max(configured.teacher.slots, self.concurrency or 1)
         overrides["teacher"]["queue_limit"] = max(configured.teacher.queue_limit, open_at_most)
+        overrides["teacher"]["queue_seconds"] = max(configured.teacher.queue_seconds, LONGEST_QUEUE_SECONDS)
         if self.group_size is not None:
             overrides["teacher"]["group_size"] = self.group_size
         overrides["draft"]["slots"] = max(configured.draft.slots, open_at_most)
         overrides["orchestrator"]["max_concurrent"] = max(configured.orchestrator.max_concurrent, open_at_most)
+        overrides["orchestrator"]["teacher_deadline_seconds"] = max(
+            configured.orchestrator.teacher_deadline_seconds, LONGEST_QUEUE_SECONDS
+        )
         return load_settings(overrides=overrides)
 
 

@@ -7,7 +7,8 @@ loads torch_npu. Where that comes without CANN, its libraries, both fail.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from types import TracebackType
+from pathlib import Path
+from types import FrameType, TracebackType
 
 
 def explanation(error: BaseException) -> str | None:
@@ -16,8 +17,8 @@ def explanation(error: BaseException) -> str | None:
     if not any(_is_of_torch_npu(cause) for cause in causes):
         return None
     return (
-        f"torch_npu is installed and cannot be loaded ({causes[-1]}). For device npu install CANN and source its "
-        "set_env.sh. For any other device uninstall torch_npu: TORCH_DEVICE_BACKEND_AUTOLOAD=0 keeps torch from "
+        f"torch_npu is installed and cannot be loaded ({_said(causes[-1])}). For device npu install CANN and source "
+        "its set_env.sh. For any other device uninstall torch_npu: TORCH_DEVICE_BACKEND_AUTOLOAD=0 keeps torch from "
         "loading it, and does not keep transformers"
     )
 
@@ -31,14 +32,34 @@ def _causes(error: BaseException) -> Iterator[BaseException]:
 
 
 def _is_of_torch_npu(error: BaseException) -> bool:
-    """Whether torch says so of its extension, or an import ended inside the package."""
+    """Whether torch says so of its extension, or an import ended inside the package.
+
+    An import that fails anywhere in the package counts, and any error at all while a module of it is executed.
+    """
     if isinstance(error, RuntimeError) and "backend extension: torch_npu" in str(error):
         return True
-    return isinstance(error, (ImportError, OSError)) and "torch_npu" in _packages(error.__traceback__)
+    if isinstance(error, SyntaxError) and "torch_npu" in Path(error.filename or "").parts:
+        return True  # found before anything of the module is executed
+    through = [frame for frame in _frames(error.__traceback__) if _package(frame) == "torch_npu"]
+    if isinstance(error, (ImportError, OSError)):
+        return bool(through)
+    return any(frame.f_code.co_name == "<module>" for frame in through)
 
 
-def _packages(traceback: TracebackType | None) -> Iterator[str]:
-    """Top-level packages whose code the error came through."""
+def _frames(traceback: TracebackType | None) -> Iterator[FrameType]:
+    """Those that the error came through."""
     while traceback is not None:
-        yield str(traceback.tb_frame.f_globals.get("__name__", "")).partition(".")[0]
+        yield traceback.tb_frame
         traceback = traceback.tb_next
+
+
+def _package(frame: FrameType) -> str:
+    """The top-level package whose code it runs."""
+    return str(frame.f_globals.get("__name__", "")).partition(".")[0]
+
+
+def _said(error: BaseException) -> str:
+    """The text, with the type before it where the text alone does not say what happened."""
+    if isinstance(error, (ImportError, OSError, RuntimeError)) and str(error):
+        return str(error)
+    return f"{type(error).__name__}: {error}"

@@ -1,7 +1,9 @@
 """Few shapes for a device on which each new one is dear: rows of a pass and lengths of slots, rounded up.
 
-Rows that fill a pass up are computed and belong to nobody. Graph capture asks for no more than this: every index is a
-tensor, every size is one of a bucket.
+Rows that fill a pass up are computed and belong to nobody. With an attention that reads slots whole, every size of a
+pass is one of a bucket; one that cuts K and V to the columns in use meets a new shape with every length. This is not
+all that graph capture would ask for: the lengths that a fused call is told are integers of the host, and what `commit`
+gathers and what copies of a prefix take have sizes of their own.
 """
 
 from __future__ import annotations
@@ -30,6 +32,11 @@ class Buckets:
         longest = whole_blocks(slot_capacity)
         lengths = [SHORTEST_SLOT << step for step in range(longest.bit_length()) if SHORTEST_SLOT << step < longest]
         return cls(tuple(1 << step for step in range((rows - 1).bit_length() + 1)), (*lengths, longest))
+
+    @property
+    def fewest(self) -> tuple[int, ...]:
+        """Of each bucket of rows, the fewest that are rounded up to it."""
+        return (1, *(rows + 1 for rows in self.rows[:-1]))
 
     def rows_for(self, rows: int) -> int:
         """The smallest bucket that holds so many rows; past the largest one, a multiple of it."""

@@ -9,15 +9,26 @@ from __future__ import annotations
 
 import json
 import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
+import tokenizers
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, PreTrainedModel
 
 from eagle_pangu.speculation.attention import TREE_ATTENTION
+from eagle_pangu.speculation.checkpoint_checks import (
+    UnfitError,
+    check_eos,
+    check_given_sizes,
+    check_sizes,
+    check_vocabulary,
+    check_weight_files,
+)
 from eagle_pangu.speculation.devices import Device
 from eagle_pangu.speculation.licences import licence_notice
 from eagle_pangu.speculation.openpangu import MODEL_TYPE as OPENPANGU
@@ -91,8 +102,11 @@ def load_checkpoint(directory: Path, dtype: torch.dtype, device: Device) -> Chec
     """
     config = read_config(directory)
     tokenizer = read_tokenizer(directory)
+    eos_token_ids = read_eos_token_ids(directory, config)
     _say_licence(directory)
-    try:
+    with _reading(directory, "cannot be loaded"):
+        check_vocabulary(config, _token_ids(tokenizer), eos_token_ids)
+        check_weight_files(directory)
         if _is_openpangu(directory):
             check_dropped_tensors(directory, config)
         model, report = AutoModelForCausalLM.from_pretrained(
@@ -106,8 +120,6 @@ def load_checkpoint(directory: Path, dtype: torch.dtype, device: Device) -> Chec
             # Not to accept them: so that the report names them, below.
             ignore_mismatched_sizes=True,
         )
-    except (OSError, ValueError, RuntimeError) as error:
-        raise CheckpointError(f"{directory}: cannot be loaded: {error}") from error
     faults = {kind: sorted(map(str, names)) for kind, names in report.items() if names}
     if faults:
         raise CheckpointError(f"{directory}: tensors do not match the architecture: {faults}")
@@ -122,7 +134,7 @@ def load_checkpoint(directory: Path, dtype: torch.dtype, device: Device) -> Chec
         model=model,
         tokenizer=tokenizer,
         vocab_size=known_vocab_size(config, tokenizer),
-        eos_token_ids=read_eos_token_ids(directory, config),
+        eos_token_ids=eos_token_ids,
         context_limit=int(config.max_position_embeddings),
     )
 
@@ -136,19 +148,18 @@ def read_config(directory: Path) -> Any:
     if not (directory / "config.json").is_file():
         raise CheckpointError(f"{directory}: expected a transformers model directory, found no config.json")
     if _is_openpangu(directory):
-        try:
+        with _reading(directory, "config.json cannot be read"):
             return llama_config(_read_json(directory / "config.json"))
-        except OpenPanguError as error:
-            raise CheckpointError(f"{directory}: {error}") from error
-    try:
+    with _reading(directory, "config.json cannot be read"):
+        check_given_sizes(_read_json(directory / "config.json"))
         config = AutoConfig.from_pretrained(directory, local_files_only=True, trust_remote_code=False)
-    except (OSError, ValueError) as error:
-        raise CheckpointError(f"{directory}: config.json cannot be read: {error}") from error
     if getattr(config, "is_encoder_decoder", False):
         raise CheckpointError(f"{directory}: expected a decoder-only model, got {config.model_type}")
     layer_types = set(getattr(config, "layer_types", None) or ["full_attention"])
     if layer_types != {"full_attention"}:
         raise CheckpointError(f"{directory}: expected full attention in every layer, got {sorted(layer_types)}")
+    with _reading(directory, "config.json cannot be read"):
+        check_sizes(config)
     return config
 
 
@@ -159,8 +170,7 @@ def read_tokenizer(directory: Path) -> Tokenizer:
         CheckpointError: there is none of the fast kind, or a file beside it cannot be read.
     """
     settings = _read_json(directory / "tokenizer_config.json")
-    template_file = directory / "chat_template.jinja"
-    template = template_file.read_text("utf-8") if template_file.is_file() else settings.get("chat_template") or ""
+    template = _read_template(directory, settings)
     special = {}
     for name, value in settings.items():
         if name.endswith("_token"):
@@ -168,15 +178,30 @@ def read_tokenizer(directory: Path) -> Tokenizer:
             if isinstance(text, str):
                 special[name] = text
     if _is_openpangu(directory):
-        try:
-            converted = convert_tokenizer(directory, settings)
-        except OpenPanguError as error:
-            raise CheckpointError(f"{directory}: {error}") from error
+        with _reading(directory, "the tokenizer cannot be read"):
+            document = _read_json(directory / "config.json")
+            converted = convert_tokenizer(directory, settings, document.get("bos_token_id"))
         return Tokenizer(converted.json, template, special, converted.adds_bos)
     path = directory / "tokenizer.json"
     if not path.is_file():
         raise CheckpointError(f"{directory}: expected tokenizer.json (save the tokenizer as a fast tokenizer)")
-    return Tokenizer(path.read_bytes(), template, special)
+    with _reading(directory, "tokenizer.json cannot be read"):
+        tokenizer = Tokenizer(path.read_bytes(), template, special)
+        tokenizers.Tokenizer.from_buffer(tokenizer.json)  # as the orchestrator will
+        max(_token_ids(tokenizer))
+    return tokenizer
+
+
+def _read_template(directory: Path, settings: dict[str, Any]) -> str:
+    """Of a file of its own, else of tokenizer_config.json."""
+    file = directory / "chat_template.jinja"
+    if file.is_file():
+        with _reading(directory, f"{file.name} cannot be read"):
+            return file.read_text("utf-8")
+    template = settings.get("chat_template") or ""
+    if not isinstance(template, str):
+        raise CheckpointError(f"{directory}: tokenizer_config.json: chat_template: expected a text, got {template!r}")
+    return template
 
 
 def known_vocab_size(config: Any, tokenizer: Tokenizer) -> int:
@@ -196,18 +221,16 @@ def read_eos_token_ids(directory: Path, config: Any) -> tuple[int, ...]:
     """Ids that end an answer, ascending: of the generation configuration, else of the model's.
 
     Raises:
-        CheckpointError: the generation configuration cannot be read.
+        CheckpointError: the generation configuration cannot be read, or what should be ids is something else.
     """
     generation = _read_json(directory / "generation_config.json")
-    try:
+    with _reading(directory, "generation_config.json cannot be read"):
         eos = GenerationConfig(**generation).eos_token_id
-    except (TypeError, ValueError) as error:
-        raise CheckpointError(f"{directory}: generation_config.json cannot be read: {error}") from error
-    if eos is None:
+        if eos is not None:
+            return check_eos("generation_config.json", eos)
+    with _reading(directory, "config.json cannot be read"):
         eos = getattr(config, "eos_token_id", None)
-    if eos is None:
-        return ()
-    return tuple(sorted({eos} if isinstance(eos, int) else set(eos)))
+        return () if eos is None else check_eos("config.json", eos)
 
 
 def _is_openpangu(directory: Path) -> bool:
@@ -221,12 +244,25 @@ def _say_licence(directory: Path) -> None:
         log.warning("licence of %s: %s", directory.name, notice)
 
 
+@contextmanager
+def _reading(directory: Path, otherwise: str) -> Iterator[None]:
+    """Reading a stranger's files: whatever that raises is a CheckpointError, with what is said otherwise."""
+    try:
+        yield
+    except CheckpointError:
+        raise
+    except (OpenPanguError, UnfitError) as error:
+        raise CheckpointError(f"{directory}: {error}") from error
+    except Exception as error:
+        raise CheckpointError(f"{directory}: {otherwise}: {type(error).__name__}: {error}") from error
+
+
 def _read_json(path: Path) -> dict[str, Any]:
     if not path.is_file():
         return {}
     try:
         document = json.loads(path.read_text("utf-8"))
-    except ValueError as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise CheckpointError(f"{path}: not valid JSON: {error}") from error
     if not isinstance(document, dict):
         raise CheckpointError(f"{path}: expected a JSON object")

@@ -100,7 +100,7 @@ class Engine:
 
     Raises:
         NoInvarianceError: `bitwise` was asked for and this machine cannot keep it.
-        AttentionError: the attention asked for cannot serve this model here.
+        AttentionError: the attention asked for cannot serve this model, or slots as long as these, here.
     """
 
     def __init__(
@@ -163,10 +163,11 @@ class Engine:
             self.attention = None
             name, reason, self._kernel = "blocked", "", bitwise_kernel(self._row_multiple)
         else:
-            heads = HeadShape(self._kv_heads * self._group, self._kv_heads, self._head_dim, dtype)
+            columns = self.slot_columns(self.slot_capacity) + self.spare_columns
+            heads = HeadShape(self._kv_heads * self._group, self._kv_heads, self._head_dim, dtype, columns)
             asked = "eager" if mode == "reference" else self._attention_asked
             self.attention = self.device.attention(asked, heads)
-            name, reason, self._kernel, _ = self.attention
+            name, reason, self._kernel = self.attention[:3]
         self.numerics = Numerics(str(dtype).removeprefix("torch."), policy, mode, degraded_reason, name, reason)
 
     def _degrade(self, error: NoInvarianceError) -> None:
@@ -282,11 +283,15 @@ class Engine:
         """Of the linear layers, and of the attention of each session; `_logits` notes the output layer's.
 
         The blocks of the `bitwise` attention follow the text: a shape for each block that it grows by, met as it does.
+        An attention that cuts K and V to the columns in use has a shape for each length.
         """
         shapes.note("rows", *layout.input_ids.shape)
         for segment, plan in zip(segments, plans, strict=True):
-            blocked = self.numerics.policy == "bitwise"
-            columns = plan.full_columns + plan.tail_columns if blocked else segment.slot.capacity
+            if self.attention is None:
+                columns = plan.full_columns + plan.tail_columns
+            else:
+                whole = segment.slot.capacity + self.spare_columns
+                columns = whole if self.attention.whole_slots else plan.columns
             shapes.note("attention", "chain" if plan.is_chain else "tree", plan.rows, columns)
 
     def _logits(self, layout: Layout, wanted: Sequence[range]) -> list[torch.Tensor | None]:

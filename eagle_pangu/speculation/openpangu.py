@@ -6,6 +6,7 @@ the same name with other layers, so whatever is not known here to leave the arit
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,8 @@ from typing import Any
 import torch
 from safetensors import safe_open
 from transformers import LlamaConfig
+
+from eagle_pangu.speculation.checkpoint_checks import is_whole
 
 MODEL_TYPE = "PanguEmbedded"
 ARCHITECTURES = ["PanguEmbeddedForCausalLM"]
@@ -43,7 +46,7 @@ _WITHOUT_EFFECT = (
 )
 _KNOWN = frozenset((*_REQUIRED, *_WITHOUT_EFFECT, "head_dim", "pad_token_id"))
 
-_FREQUENCIES = "self_attn.rotary_emb.inv_freq"
+_FREQUENCIES = "rotary_emb.inv_freq"  # wherever it stands in a name, transformers drops the tensor without a word
 _FREQUENCY_TOLERANCE = 2.0**-7  # relative; of values that were stored in bfloat16
 
 
@@ -67,7 +70,7 @@ def llama_config(document: Mapping[str, Any]) -> LlamaConfig:
     _check(document, "architectures", document["architectures"] == ARCHITECTURES, repr(ARCHITECTURES))
     _check(document, "hidden_act", document["hidden_act"] == "silu", "'silu'")
     for name in _COUNTS:
-        _check(document, name, _is_whole(document[name], at_least=1), "a whole number >= 1")
+        _check(document, name, is_whole(document[name], at_least=1), "a whole number >= 1")
     for name in _SCALES:
         value = document[name]
         _check(document, name, isinstance(value, int | float) and _is_positive(value), "a number > 0")
@@ -88,7 +91,7 @@ def llama_config(document: Mapping[str, Any]) -> LlamaConfig:
 def check_dropped_tensors(directory: Path, config: LlamaConfig) -> None:
     """Prove that the tensors which loading leaves out say nothing new.
 
-    The checkpoints carry the rotary frequencies of each layer, which Llama derives from `rope_theta`.
+    The checkpoints carry the rotary frequencies, of each layer or once, which Llama derives from `rope_theta`.
 
     Raises:
         OpenPanguError: there are no safetensors files, or some frequencies are not those of `rope_theta`.
@@ -101,7 +104,7 @@ def check_dropped_tensors(directory: Path, config: LlamaConfig) -> None:
     expected = f"expected the {width // 2} frequencies of rope_theta {theta:g}, got others"
     for file in files:
         with safe_open(file, framework="pt") as tensors:
-            for name in filter(lambda each: each.endswith(_FREQUENCIES), tensors.keys()):
+            for name in filter(lambda each: _FREQUENCIES in each, tensors.keys()):
                 stored = tensors.get_tensor(name).double()
                 same_shape = stored.shape == derived.shape
                 if not same_shape or not torch.allclose(stored, derived, rtol=_FREQUENCY_TOLERANCE, atol=0):
@@ -116,19 +119,20 @@ def _check(document: Mapping[str, Any], name: str, holds: bool, expected: str) -
 def _check_ids(document: Mapping[str, Any]) -> None:
     eos = document["eos_token_id"]
     ends = eos if isinstance(eos, list) else [eos]
-    _check(document, "eos_token_id", bool(ends) and all(map(_is_whole, ends)), "an id, or a list of ids")
-    _check(document, "bos_token_id", _is_whole(document["bos_token_id"]), "an id")
+    _check(document, "eos_token_id", bool(ends) and all(map(is_whole, ends)), "an id, or a list of ids")
+    _check(document, "bos_token_id", is_whole(document["bos_token_id"]), "an id")
     if document.get("pad_token_id") is not None:
-        _check(document, "pad_token_id", _is_whole(document["pad_token_id"]), "an id")
+        within = is_whole(document["pad_token_id"]) and document["pad_token_id"] < document["vocab_size"]
+        _check(document, "pad_token_id", within, "an id below vocab_size")
 
 
 def _check_heads(document: Mapping[str, Any]) -> None:
     heads, kv_heads = document["num_attention_heads"], document["num_key_value_heads"]
     _check(document, "num_key_value_heads", heads % kv_heads == 0, f"a divisor of {heads} attention heads")
-    if document.get("head_dim") is None:
-        _check(document, "hidden_size", document["hidden_size"] % heads == 0, f"a multiple of {heads} attention heads")
-    else:
-        _check(document, "head_dim", _is_whole(document["head_dim"], at_least=1), "a whole number >= 1")
+    _check(document, "hidden_size", document["hidden_size"] % heads == 0, f"a multiple of {heads} attention heads")
+    width = _head_dim(document)
+    name = "hidden_size" if document.get("head_dim") is None else "head_dim"
+    _check(document, name, is_whole(width, at_least=2) and width % 2 == 0, "heads of an even width, which rotate")
 
 
 def _head_dim(document: Mapping[str, Any]) -> Any:
@@ -136,9 +140,5 @@ def _head_dim(document: Mapping[str, Any]) -> Any:
     return document["hidden_size"] // document["num_attention_heads"] if given is None else given
 
 
-def _is_whole(value: object, at_least: int = 0) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= at_least
-
-
 def _is_positive(value: float) -> bool:
-    return not isinstance(value, bool) and 0 < value < float("inf")
+    return not isinstance(value, bool) and 0 < value <= sys.float_info.max

@@ -34,12 +34,13 @@ class OpenPanguTokenizer(NamedTuple):
     adds_bos: bool
 
 
-def convert_tokenizer(directory: Path, settings: Mapping[str, Any]) -> OpenPanguTokenizer:
+def convert_tokenizer(directory: Path, settings: Mapping[str, Any], bos_token_id: object) -> OpenPanguTokenizer:
     """Convert the tokenizer of an openPangu directory.
 
     Args:
         directory: holds tokenizer.model.
         settings: its tokenizer_config.json.
+        bos_token_id: of its config.json; the model was trained on that id.
 
     Raises:
         OpenPanguError: the file is missing or cannot be converted exactly, or a setting is not supported.
@@ -54,10 +55,16 @@ def convert_tokenizer(directory: Path, settings: Mapping[str, Any]) -> OpenPangu
     if not isinstance(adds_bos, bool):
         raise OpenPanguError(f"tokenizer_config.json: add_bos_token: expected true or false, got {adds_bos!r}")
     added = _added_pieces(settings)
-    if adds_bos and settings.get("bos_token") not in {piece.content for piece in added}:
+    bos = next((piece for piece in added if piece.content == _content(settings.get("bos_token"))), None)
+    if adds_bos and bos is None:
         raise OpenPanguError(
             f"tokenizer_config.json: bos_token: expected one of added_tokens_decoder, which add_bos_token needs, "
             f"got {settings.get('bos_token')!r}"
+        )
+    if bos and bos.id != bos_token_id:
+        raise OpenPanguError(
+            f"config.json: bos_token_id: expected {bos.id}, which is {bos.content!r}, bos_token of "
+            f"tokenizer_config.json, got {bos_token_id!r}"
         )
     try:
         return OpenPanguTokenizer(convert(file.read_bytes(), added), adds_bos)
@@ -67,9 +74,13 @@ def convert_tokenizer(directory: Path, settings: Mapping[str, Any]) -> OpenPangu
 
 def _added_pieces(settings: Mapping[str, Any]) -> list[AddedPiece]:
     """In id order. Special are the tokens that have a role: those that bracket a thought, say, are part of the text."""
-    tokens = settings.get("added_tokens_decoder", {})
+    tokens, additional = settings.get("added_tokens_decoder", {}), settings.get("additional_special_tokens") or []
+    if not isinstance(tokens, dict):
+        raise OpenPanguError(f"tokenizer_config.json: added_tokens_decoder: expected an object, got {tokens!r}")
+    if not isinstance(additional, list):
+        raise OpenPanguError(f"tokenizer_config.json: additional_special_tokens: expected a list, got {additional!r}")
     roles = {_content(value) for name, value in settings.items() if name.endswith("_token")}
-    roles |= set(map(_content, settings.get("additional_special_tokens") or []))
+    roles |= set(map(_content, additional))
     pieces = []
     for key, token in tokens.items():
         content = _content(token)

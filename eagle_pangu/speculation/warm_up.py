@@ -46,17 +46,40 @@ def run_and_compare(engine: Engine) -> None:
 
 
 def run_every_bucket(engine: Engine, buckets: Buckets) -> None:
-    """Chains and trees of every row bucket over slots of every length."""
+    """Chains and trees of every row bucket over slots of every length, then passes that only several sessions fill."""
+    most = max(engine.chunk, engine.max_rows + 1)
     for length in buckets.lengths:
         slot = engine.open_slot(length)
-        for rows in buckets.rows:
-            if rows + _STEM > length:
+        for rows, fewest in zip(buckets.rows, buckets.fewest, strict=True):
+            if fewest > min(most, length):
                 break
             slot.truncate(0)
-            _run_tree(engine, slot, rows)
-            if rows <= engine.chunk:
-                chain = np.arange(rows, dtype=np.int64) % engine.checkpoint.vocab_size
-                engine.run([known_tokens(slot, chain, want_logits=True, every_row=True)])
+            # As many rows as there can be: a chain that is not filled up may have a kernel of its own.
+            engine.run([_chain(engine, slot, min(rows, most, length))])
+            slot.truncate(0)
+            # As few as there can be: more might not fit a slot that serving fills to this bucket.
+            if fewest + _STEM <= length:
+                _run_tree(engine, slot, fewest)
+    _run_together(engine, buckets, buckets.rows_for(min(most, buckets.lengths[-1])))
+
+
+def _run_together(engine: Engine, buckets: Buckets, largest: int) -> None:
+    """Passes of more rows than `largest`, the bucket of one session's most.
+
+    A pass is bounded by the rows that its sessions ask for; each is filled up by less than as many again, so all of
+    them by no more than twice the last bucket.
+    """
+    shortest = buckets.lengths[0]
+    rows = max(each for each in buckets.rows if each <= min(largest, shortest, engine.chunk))
+    for total in (*buckets.rows, 2 * buckets.rows[-1]):
+        if total > largest:
+            slots = [engine.open_slot(shortest) for _ in range(total // rows)]
+            engine.run([_chain(engine, slot, rows) for slot in slots])
+
+
+def _chain(engine: Engine, slot: Slot, rows: int) -> Segment:
+    token_ids = np.arange(rows, dtype=np.int64) % engine.checkpoint.vocab_size
+    return known_tokens(slot, token_ids, want_logits=True, every_row=True)
 
 
 _STEM = 2

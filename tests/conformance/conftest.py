@@ -20,8 +20,11 @@ from eagle_pangu.speculation.eagle3.formats import save_head
 from eagle_pangu.speculation.engine import Engine
 from tests.conformance.systems import Known, System, draft_settings, system, teacher_settings, tiny_engine
 from tests.draft_service.heads import random_head
+from tests.index_watch import index_watch
 from tests.models import SHAPE, VOCAB_SIZE, tiny_llama
 from tests.orchestrator.scripted import ScriptedDraft
+
+__all__ = ["index_watch"]  # a fixture for every test here
 
 MODULE_LOOP = pytest.mark.asyncio(loop_scope="module")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -169,6 +170,25 @@ def test_an_npu_that_was_asked_for_or_is_half_there_is_a_fault(tmp_path: Path, m
     monkeypatch.setattr(on_device, "installed", lambda _package: "2.12.0")
     results = {result.name: result for result in on_device.check_devices([], "small")}
     assert results["npu: device"].status == "failed"
+
+
+@pytest.mark.usefixtures("no_accelerator")
+def test_what_an_uninstalled_torch_npu_left_is_a_fault_without_a_card(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "torch_npu").mkdir()
+    monkeypatch.syspath_prepend(tmp_path)
+    results = {result.name: result for result in on_device.check_devices([], "small")}
+    assert results["npu: device"].status == "failed"
+
+
+@pytest.mark.parametrize("changes", [{"num_attention_heads": 0}, {"num_attention_heads": -4}, {"hidden_size": "x"}])
+def test_a_model_that_cannot_be_read_fails_its_own_check_alone(tmp_path: Path, changes: dict[str, Any]) -> None:
+    config = tiny_llama(tmp_path) / "config.json"
+    config.write_text(json.dumps({**json.loads(config.read_text()), **changes}))
+    results = {result.name: result for result in on_device.check_devices(["cpu"], str(tmp_path))}
+    assert (results["model"].status, next(iter(changes)) in results["model"].text) == ("failed", True)
+    assert results["cpu: indices"].status == "ok"
 
 
 def test_without_a_model_what_needs_no_sizes_is_checked_all_the_same() -> None:

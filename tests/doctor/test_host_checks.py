@@ -177,7 +177,25 @@ def test_any_other_failed_import_is_told_as_it_is(monkeypatch: pytest.MonkeyPatc
         return real(name)
 
     monkeypatch.setattr(torch_import.importlib, "import_module", without)
-    assert torch_import.check_torch_import().text == "import transformers: No module named 'transformers'"
+    assert torch_import.check_torch_import().text == "import transformers: ImportError: No module named 'transformers'"
+
+
+def test_a_torch_npu_that_pip_does_not_know_is_said_to_be_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "torch_npu").mkdir()
+    monkeypatch.syspath_prepend(tmp_path)
+    pretend(monkeypatch, torch_npu=None)
+    result = version_results()["torch_npu version"]
+    assert (result.status, str(tmp_path / "torch_npu") in result.text) == ("not checked", True)
+
+
+def test_an_interrupt_ends_the_examination() -> None:
+    def check() -> str:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run_check("it", check)
 
 
 @pytest.mark.parametrize(
@@ -187,9 +205,12 @@ def test_any_other_failed_import_is_told_as_it_is(monkeypatch: pytest.MonkeyPatc
         (NotCheckedError("x"), ("not checked", "x")),
         (RuntimeError("x"), ("failed", "RuntimeError: x")),
         (IndexError(), ("failed", "IndexError: without a text")),
+        (AssertionError("x"), ("failed", "AssertionError: x")),
+        (SystemExit(3), ("failed", "SystemExit: 3")),
+        (MemoryError(), ("failed", "MemoryError: without a text")),
     ],
 )
-def test_a_check_that_breaks_has_failed(error: Exception, expected: tuple[str, str]) -> None:
+def test_a_check_that_breaks_has_failed(error: BaseException, expected: tuple[str, str]) -> None:
     def check() -> str:
         raise error
 

@@ -193,3 +193,25 @@ def test_the_processes_hold_the_largest_batch_and_offer_every_drafter(tmp_path: 
         "eqspec: at most 100 sessions in a pass.",
         "exspec: at most 8 sessions in a pass, of one length where so many of 48 are.",
     )
+
+
+@pytest.mark.parametrize(
+    ("fields", "load", "named"),
+    [
+        ({}, {"numerics": "auto"}, "numerics: expected bitwise or free, for all batchings alike, got auto"),
+        ({"batchings": ("eqspec", "exspec")}, {"numerics": "bitwise"}, "batching: none of eqspec, exspec can keep"),
+        ({"drafters": ("ngram", "ngram")}, {}, "drafter: expected each once, got ngram, ngram"),
+    ],
+)
+def test_a_table_that_would_be_empty_or_mean_something_else_is_refused(
+    tmp_path: Path, fields: dict[str, Any], load: dict[str, Any], named: str
+) -> None:
+    whole = settings(tmp_path)
+    with pytest.raises(ValueError, match=named):
+        dataclasses.replace(whole, load=dataclasses.replace(whole.load, **load), **fields)
+
+
+def test_a_batch_of_more_than_there_are_prompts_is_refused(tmp_path: Path) -> None:
+    assert len(settings(tmp_path, sizes=(1, 3)).items()) == 3
+    with pytest.raises(ValueError, match="sizes: expected at most 3, the number of prompts, got 4"):
+        settings(tmp_path, sizes=(1, 4)).items()

@@ -266,6 +266,9 @@ def test_a_load_raises_the_limits_that_it_would_meet(tmp_path: Path, monkeypatch
     assert (small.teacher.slots, small.orchestrator.max_concurrent) == (8, 64)
     unbounded = LoadSettings(tmp_path, arrival_rate=5.0, limit=30).services()
     assert (unbounded.teacher.slots, unbounded.teacher.queue_limit) == (8, 64)
+    # Nobody is turned away for having waited, by the teacher or by the orchestrator.
+    assert unbounded.teacher.queue_seconds >= 3600
+    assert unbounded.orchestrator.teacher_deadline_seconds >= unbounded.teacher.queue_seconds
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from structlog.testing import capture_logs
 
 from eagle_pangu.serving.batch_worker import BatchWorker, Chosen, Plan, Waiting
 from eagle_pangu.serving.work_items import WorkerClosedError, WorkItem
-from tests.serving.doubler import Doubler, asks, held, in_pass, queued
+from tests.serving.doubler import Doubler, Gate, asks, held, in_pass, queued
 
 
 async def test_a_job_is_sent_what_each_of_its_passes_gave(worker, batcher):
@@ -38,7 +38,7 @@ async def test_sessions_that_wait_share_a_pass_and_one_that_comes_joins_the_next
     gate.opened.set()
     assert [each.value for each in await asyncio.gather(first, second)] == [[2, 4], [20, 40]]
     assert batcher.passes[3] == [1]
-    assert sorted(batcher.passes[4]) == [2, 10]
+    assert batcher.passes[4] == [10, 2]  # it waits since it was handed in, the other one since its last pass
     assert batcher.passes[5] == [20]
 
 
@@ -127,6 +127,22 @@ async def test_a_batcher_that_fails_or_chooses_nobody_fails_those_that_wait_and_
     assert (await worker.step("a", asks(1))).value == [2]
 
 
+async def test_a_plan_that_fails_fails_all_that_wait_and_not_the_oldest_alone(worker, batcher):
+    def fail_once(waiting):
+        batcher.choose = lambda waiting: waiting
+        raise ZeroDivisionError
+
+    gate, blocked = await held(worker)
+    tasks = [await queued(worker, worker.step(session, asks(1))) for session in "abc"]
+    batcher.choose = fail_once
+    gate.opened.set()
+    outcomes = await asyncio.gather(*tasks, return_exceptions=True)
+    assert [type(outcome) for outcome in outcomes] == [ZeroDivisionError] * 3
+    assert batcher.passes == []
+    assert worker.heartbeat().waiting == 0
+    await blocked
+
+
 async def test_a_pass_with_answers_missing_is_an_error(worker, batcher):
     batcher.compute = lambda chosen: []
     with pytest.raises(RuntimeError, match="1 requests gave 0 answers"):
@@ -143,6 +159,23 @@ async def test_a_job_given_up_before_it_began_never_begins(worker, batcher):
     gate.opened.set()
     await blocked
     assert (await worker.step("a", asks(2))).value == [4]
+    assert batcher.passes == [[2]]
+
+
+async def test_a_job_given_up_while_another_one_begins_before_it_never_begins(worker, batcher):
+    gate, blocked = await held(worker)
+    begins, began = Gate(), []
+    ahead = await queued(worker, worker.run("a", begins))
+    doomed = await queued(worker, worker.step("b", lambda: began.append("b") or asks(1)()))
+    gate.opened.set()
+    await asyncio.to_thread(begins.entered.wait, 10)  # both have left the queue
+    doomed.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await doomed
+    begins.opened.set()
+    await asyncio.gather(blocked, ahead)
+    assert (await worker.step("b", asks(2))).value == [4]
+    assert began == []
     assert batcher.passes == [[2]]
 
 

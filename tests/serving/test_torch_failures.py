@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from eagle_pangu.serving.torch_failures import explanation
@@ -13,6 +15,15 @@ def raised(code: str, module: str) -> BaseException:
     """What a module of that name raises when it is imported."""
     with pytest.raises(BaseException) as error:  # noqa: PT011 - whatever it is
         exec(code, {"__name__": module})
+    return error.value
+
+
+def raised_by_a_call(module: str) -> BaseException:
+    """What a function of a module of that name raises after the import."""
+    names: dict[str, Any] = {"__name__": module}
+    exec("def call():\n  raise ValueError('not of an import')", names)
+    with pytest.raises(ValueError, match="not of an import") as error:
+        names["call"]()
     return error.value
 
 
@@ -28,6 +39,26 @@ def test_an_import_ended_inside_the_package(kind: str) -> None:
     assert "cannot be loaded (libhccl.so: cannot open)" in str(explanation(error))
 
 
+@pytest.mark.parametrize(
+    ("statement", "said"),
+    [
+        ("assert False, 'broken'", "AssertionError: broken"),
+        ("{}['ASCEND']", "KeyError: 'ASCEND'"),
+        ("raise SystemExit(3)", "SystemExit: 3"),
+        ("raise OSError", "OSError: "),
+    ],
+)
+def test_whatever_ends_an_import_inside_the_package_is_laid_to_it(statement: str, said: str) -> None:
+    assert f"cannot be loaded ({said})" in str(explanation(raised(statement, "torch_npu.npu")))
+
+
+@pytest.mark.parametrize(("package", "is_laid_to_it"), [("torch_npu", True), ("another", False)])
+def test_a_module_that_is_no_python_is_laid_to_its_package(package: str, is_laid_to_it: bool) -> None:
+    with pytest.raises(SyntaxError) as error:
+        compile("def (", f"/site-packages/{package}/__init__.py", "exec")
+    assert (explanation(error.value) is not None) is is_laid_to_it
+
+
 def test_what_was_raised_from_it_is_laid_to_it_too() -> None:
     error = RuntimeError("Failed to import transformers.modeling_utils")
     error.__cause__ = raised("raise ImportError('libhccl.so: cannot open')", "torch_npu")
@@ -40,7 +71,7 @@ def test_what_was_raised_from_it_is_laid_to_it_too() -> None:
         RuntimeError(EXTENSION.format("another")),
         ImportError("No module named 'torch'"),
         RuntimeError("torch_npu is mentioned"),
-        raised("raise ValueError('not of an import')", "torch_npu"),
+        raised_by_a_call("torch_npu"),
     ],
 )
 def test_any_other_error_is_not(error: BaseException) -> None:

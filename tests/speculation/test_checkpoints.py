@@ -13,6 +13,7 @@ from safetensors.torch import load_file, save_file
 from eagle_pangu.speculation.checkpoints import Checkpoint, CheckpointError, load_checkpoint
 from eagle_pangu.speculation.devices import get_device
 from tests.models import EOS, VOCAB_SIZE, tiny_llama
+from tests.openpangu import toy_openpangu
 
 
 def load(directory: Path) -> Checkpoint:
@@ -103,6 +104,96 @@ def test_a_directory_without_an_essential_file_is_refused(tmp_path: Path, missin
     directory = tiny_llama(tmp_path)
     (directory / missing).unlink()
     with pytest.raises(CheckpointError, match=str(directory)):
+        load(directory)
+
+
+def cut_short(file: Path) -> None:
+    file.write_bytes(file.read_bytes()[:-1])
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        cut_short,
+        lambda file: file.write_bytes(b""),
+        lambda file: file.with_name("stray.safetensors").write_text("junk"),
+    ],
+    ids=["truncated", "empty", "stray"],
+)
+@pytest.mark.parametrize("toy", [tiny_llama, toy_openpangu])
+def test_weights_that_are_not_whole_are_refused_by_their_file(tmp_path: Path, toy: Any, spoil: Any) -> None:
+    directory = toy(tmp_path / "model")
+    spoil(directory / "model.safetensors")
+    with pytest.raises(CheckpointError, match=rf"{directory}: (model|stray)\.safetensors: expected a whole"):
+        load(directory)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("num_attention_heads", 0),
+        ("num_attention_heads", -4),
+        ("num_attention_heads", None),
+        ("num_key_value_heads", 0),
+        ("num_key_value_heads", 3),
+        ("hidden_size", "x"),
+        ("hidden_size", 66.0),
+        ("head_dim", -16),
+        ("vocab_size", VOCAB_SIZE - 1),
+        ("vocab_size", True),
+        ("max_position_embeddings", 0),
+        ("layer_types", 5),
+        ("model_type", ["llama"]),
+        ("rope_parameters", {"rope_type": "default", "rope_theta": 10**400}),
+        ("pad_token_id", 10**9),
+    ],
+)
+def test_a_configuration_that_cannot_be_is_refused(tmp_path: Path, key: str, value: object) -> None:
+    """Of sizes every refusal names the key; what only transformers knows is told in its words."""
+    directory = tiny_llama(tmp_path / "model")
+    edit_json(directory / "config.json", **{key: value})
+    named = key.endswith("_size") or "head" in key or key.startswith("max")
+    with pytest.raises(CheckpointError, match=rf"^{directory}: .*{key if named else ''}"):
+        load(directory)
+
+
+@pytest.mark.parametrize("file", ["config.json", "generation_config.json"])
+@pytest.mark.parametrize("eos", ["x", -3, True, [], [EOS, "x"], [EOS, -1], {"id": 2}, 2.0])
+def test_ends_of_an_answer_that_are_no_ids_are_refused(tmp_path: Path, file: str, eos: object) -> None:
+    directory = tiny_llama(tmp_path / "model")
+    (directory / "generation_config.json").write_text("{}")
+    edit_json(directory / file, eos_token_id=eos)
+    with pytest.raises(CheckpointError, match=rf"{file}.*eos_token_id"):
+        load(directory)
+
+
+def test_an_end_that_the_tokenizer_cannot_read_is_refused(tmp_path: Path) -> None:
+    directory = tiny_llama(tmp_path / "model", vocab_size=VOCAB_SIZE + 60)
+    edit_json(directory / "generation_config.json", eos_token_id=[EOS, VOCAB_SIZE - 1])
+    assert load(directory).eos_token_ids == (EOS, VOCAB_SIZE - 1)
+    edit_json(directory / "generation_config.json", eos_token_id=[EOS, VOCAB_SIZE])
+    with pytest.raises(CheckpointError, match=rf"eos_token_id: expected ids below {VOCAB_SIZE}, .*got {VOCAB_SIZE}"):
+        load(directory)
+
+
+@pytest.mark.parametrize(
+    ("file", "content"),
+    [
+        ("config.json", b"\xff\xfe{}"),
+        ("config.json", b"[" * 100_000),
+        ("generation_config.json", b'{"eos_token_id": 2, "watermarking_config": 5}'),
+        ("tokenizer_config.json", b'{"chat_template": [{"name": "default", "template": "x"}]}'),
+        ("tokenizer_config.json", b"\xff"),
+        ("chat_template.jinja", b"\xff\xfe"),
+        ("tokenizer.json", b"{}"),
+        ("tokenizer.json", b'{"model": {"vocab": 5}}'),
+        ("tokenizer.json", b"\xff"),
+    ],
+)
+def test_a_file_of_another_kind_is_refused_by_its_name(tmp_path: Path, file: str, content: bytes) -> None:
+    directory = tiny_llama(tmp_path / "model")
+    (directory / file).write_bytes(content)
+    with pytest.raises(CheckpointError, match=rf"{directory}.*{file}"):
         load(directory)
 
 

@@ -153,10 +153,15 @@ def test_an_unknown_key_is_refused_by_name(tmp_path: Path, key: str) -> None:
         ("num_key_value_heads", 3),
         ("hidden_act", "gelu"),
         ("head_dim", 0),
+        ("head_dim", 17),
+        ("hidden_size", 68),
+        ("rope_theta", 10**400),
         ("eos_token_id", None),
         ("eos_token_id", []),
         ("bos_token_id", -1),
+        ("bos_token_id", 5),
         ("pad_token_id", "0"),
+        ("pad_token_id", 10**9),
         ("architectures", ["PanguProMoEForCausalLM"]),
     ],
 )
@@ -177,6 +182,11 @@ def test_a_key_that_decides_and_is_missing_is_named(tmp_path: Path, key: str) ->
         load(directory)
 
 
+def frequencies() -> torch.Tensor:
+    """Those of the toy, per pair of values of a head."""
+    return tensors(configuration())["model.layers.1.self_attn.rotary_emb.inv_freq"]
+
+
 def changed(weights: dict[str, torch.Tensor], **changes: torch.Tensor | None) -> dict[str, torch.Tensor]:
     merged = {**weights, **{name.replace("__", "."): tensor for name, tensor in changes.items()}}
     return {name: tensor for name, tensor in merged.items() if tensor is not None}
@@ -190,6 +200,9 @@ def changed(weights: dict[str, torch.Tensor], **changes: torch.Tensor | None) ->
         ({"model__layers__0__self_attn__param_sink_key": torch.zeros(4)}, "param_sink_key"),
         ({"model__layers__1__self_attn__rotary_emb__inv_freq": torch.ones(8)}, "frequencies of rope_theta 1.6e"),
         ({"model__layers__1__self_attn__rotary_emb__inv_freq": torch.ones(7)}, "frequencies of rope_theta 1.6e"),
+        ({"model__layers__1__self_attn__rotary_emb__inv_freq": 1.01 * frequencies()}, "frequencies of rope_theta 1.6e"),
+        ({"model__rotary_emb__inv_freq": torch.ones(8)}, "model.rotary_emb.inv_freq: expected the 8 frequencies"),
+        ({"model__rotary_emb__inv_freq_old": torch.ones(8)}, "model.rotary_emb.inv_freq_old: expected the 8"),
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
 )
@@ -230,10 +243,18 @@ def test_a_tied_model_whose_file_holds_another_head_is_refused(tmp_path: Path) -
         ({"sp_model_kwargs": {"enable_sampling": True}}, "sp_model_kwargs"),
         ({"tokenizer_class": "LlamaTokenizer"}, "tokenizer_class: expected 'PanguTokenizer'"),
         ({"clean_up_tokenization_spaces": True}, "clean_up_tokenization_spaces"),
+        ({"decode_with_prefix_space": True}, "decode_with_prefix_space: expected False"),
+        ({"additional_special_tokens": 5}, "additional_special_tokens: expected a list, got 5"),
+        ({"added_tokens_decoder": None}, "added_tokens_decoder: expected an object, got None"),
+        ({"added_tokens_decoder": []}, "added_tokens_decoder: expected an object"),
+        ({"added_tokens_decoder": {"9" * 5000: {"content": "<s>"}}}, "the tokenizer cannot be read"),
         ({"bos_token": None}, "bos_token: expected one of added_tokens_decoder"),
         ({"eos_token": "</end>"}, "'</end>' is not"),
         ({"added_tokens_decoder": {"x": {"content": "<s>"}}}, "expected an id and its content"),
-        ({"added_tokens_decoder": {"1": {"content": "<s>", "lstrip": True}}}, "lstrip: expected false"),
+        *(
+            ({"added_tokens_decoder": {"1": {"content": "<s>", flag: True}}}, f"{flag}: expected false")
+            for flag in ("lstrip", "rstrip", "single_word", "normalized")
+        ),
         ({"added_tokens_decoder": {"1": {"content": "</s>"}}}, "."),
     ],
 )

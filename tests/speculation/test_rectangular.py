@@ -206,6 +206,18 @@ def test_positions_counted_from_the_padded_length_are_noticed() -> None:
         check_positions(np.array([[5, 6], [5, 6]]), plans(slots, trees))
 
 
+def test_a_row_that_sees_more_than_its_path_is_noticed_before_the_pass() -> None:
+    """Its position is how many it sees, so the layout's own check finds it."""
+    rectangle, slots = Rectangle(SHAPE), [filled(5), filled(3)]
+    trees = [bushy_tree(2), TokenTree.build([1, 2, 3], [0, 0, 0])]
+    rectangle.align(slots, 3)
+    trees[1].mask[2, 1] = True  # its sibling
+    with pytest.raises(
+        SynchronisationError, match=r"session row 1: expected position ids \[3, 4, 4\], got \[3, 4, 5\]"
+    ):
+        RectangularLayout(rectangle, plans(slots, trees), eager_attention)
+
+
 def test_a_row_that_was_not_shifted_is_noticed_by_its_content(monkeypatch: pytest.MonkeyPatch) -> None:
     rectangle, slots = Rectangle(SHAPE), [filled(5), filled(3)]
     rectangle.align(slots, 4)

@@ -170,6 +170,8 @@ async def test_a_session_waits_for_kv_though_a_slot_is_free():
     ("changes", "named"),
     [
         ({}, "teacher.slots = 2 times teacher.slot_capacity = 100 tokens .* 132 MiB .* 128 MiB .* teacher.kv_tokens"),
+        # The rectangle of two sessions, as long as the longest may be and a quarter more.
+        ({"batching": "eqspec"}, "teacher.slots = 2 times .* 136 MiB .* 128 MiB"),
         ({"kv_tokens": 1000}, "teacher.kv_tokens = 1024 and teacher.prefix_cache_tokens = 8192 need 144 MiB"),
     ],
 )

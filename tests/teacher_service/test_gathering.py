@@ -80,6 +80,7 @@ def test_after_a_pass_the_next_one_may_wait_again():
         assert gathering.patience(1, FIXED, now + 0.001) > 0
         gathering.come("b", now + 0.004)
         assert gathering.patience(2, FIXED, now + 0.004) == 0
+        gathering.begin()
         now += 0.010
         gathering.go("a", now)
         gathering.go("b", now)

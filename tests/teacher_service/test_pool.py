@@ -72,6 +72,29 @@ def test_an_odd_length_is_passed_over_so_often_and_no_more() -> None:
     assert [each.session for each in pool.group(waiting, 64)] == [0, 1]
 
 
+def test_who_has_left_is_forgotten() -> None:
+    pool, odd = SequencePool(window=8, group_size=2), sequence(0, 9)
+    pair = [sequence(1, 5), sequence(2, 5)]
+    for _ in range(PASSED_OVER):
+        assert pool.group([odd, *pair], 64) == pair
+        pool.passed()
+    pool.group(pair, 64)  # without it
+    assert pool.group([odd, *pair], 64) == pair
+
+
+def test_who_came_after_all_that_were_taken_was_not_passed_over() -> None:
+    pool, odd = SequencePool(window=8, group_size=2), sequence(0, 9)
+    for number in range(PASSED_OVER):
+        waiting = [sequence(1, 5, number), sequence(2, 5, number), odd]
+        assert [each.session for each in pool.group(waiting, 64)] == [1, 2]
+        pool.passed()
+    for number in range(PASSED_OVER):  # only from now on
+        waiting = [odd, sequence(1, 5, number), sequence(2, 5, number)]
+        assert [each.session for each in pool.group(waiting, 64)] == [1, 2]
+        pool.passed()
+    assert [each.session for each in pool.group(waiting, 64)] == [0, 1]
+
+
 @given(st.data(), st.integers(1, 4), st.integers(0, 4))
 def test_nobody_waits_longer_than_the_bound(data: st.DataObject, group_size: int, extra: int) -> None:
     """Whatever lengths come, and however fast those that were served come back."""

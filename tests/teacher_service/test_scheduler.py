@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -10,10 +11,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import teacher_service.scheduler as scheduler_module
 from eagle_pangu.serving.batch_worker import Chosen, Plan, Waiting
 from eagle_pangu.speculation.segment import Segment, known_tokens
 from eagle_pangu.speculation.tree import TokenTree
 from teacher_service.advice import Advice
+from teacher_service.batching import Computed
 from teacher_service.batching.eqspec import EqSpec
 from teacher_service.batching.ragged import Ragged
 from teacher_service.scheduler import Scheduler
@@ -33,6 +36,28 @@ class Costs(Advice):
 
     def observe_pass(self, rows: int, seconds: float) -> None:
         self.seen.append(rows)
+
+
+class Padded(Ragged):
+    """As a rectangle: every tree takes the rows of the longest."""
+
+    def compute(self, engine: FakeEngine, segments: Sequence[Segment]) -> Computed:
+        longest = max(segment.rows for segment in segments)
+        return Computed(super().compute(engine, segments).results, len(segments) * longest, 7)
+
+
+class Clock:
+    """Every pass takes 3 seconds."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now, self._begun = 100.0, False
+        monkeypatch.setattr(scheduler_module, "time", self)
+
+    def monotonic(self) -> float:
+        if self._begun:
+            self.now += 3.0
+        self._begun = not self._begun
+        return self.now
 
 
 class Prompt:
@@ -91,6 +116,10 @@ def test_prompts_take_what_trees_leave_and_the_last_chunk_is_cut():
     assert rows_of(plan) == {"s0": 5, "s1": 3}  # 8 rows of prompts, although a step has 16
 
 
+def test_a_chunk_is_never_larger_than_a_step():
+    assert rows_of(scheduler(step_rows=4, chunk=8).plan(waiting(Prompt(20)), 9.0)) == {"s0": 4}
+
+
 def test_while_a_prompt_waits_it_gets_its_share_and_so_do_trees():
     trees = [tree(4) for _ in range(10)]
     plan = scheduler().plan(waiting(*trees, Prompt(20)), 19.0)
@@ -143,6 +172,23 @@ def test_what_is_counted_of_the_passes_is_what_they_were():
     assert costs.seen == [5]  # a pass with rows of a prompt tells nothing of trees
 
 
+def test_padding_counts_as_computed_and_not_as_asked_for():
+    costs = Costs()
+    made = scheduler(Padded(), costs=costs)
+    [first, second] = made.compute(made.plan(waiting(tree(3), tree(2)), 9.0).chosen)
+    assert first.share == second.share == (2, 6, 7)
+    counted = made.statistics
+    assert (counted.rows, counted.computed_rows, counted.realign_us) == (5, 6, 7)
+    assert costs.seen == [6]  # a pass takes as long as its rows, padding or not
+
+
+def test_waiting_lasts_from_the_oldest_request_to_the_begin_of_its_pass(monkeypatch):
+    Clock(monkeypatch)
+    made = scheduler()
+    made.compute([Chosen(Waiting(name, tree(1), since), tree(1)) for name, since in (("a", 98.0), ("b", 99.0))])
+    assert (made.statistics.longest_wait_us, made.statistics.pass_us) == (2_000_000, 3_000_000)
+
+
 def test_every_session_of_a_pass_is_told_the_same_of_it():
     made = scheduler()
     passed = made.compute(made.plan(waiting(tree(3), Prompt(5)), 9.0).chosen)
@@ -168,6 +214,33 @@ def test_a_pass_waits_for_a_session_that_is_due_and_never_where_it_is_full_or_no
     assert len(plan.chosen) == 1
     made.forget("late")
     assert made.plan(one, now).patience == 0
+
+
+def test_a_session_is_away_from_the_end_of_its_pass_on(monkeypatch):
+    clock = Clock(monkeypatch)
+    made = scheduler(costs=Costs(fixed=10.0))
+    for _ in range(2):  # a second after its pass it is here again
+        made.compute([Chosen(each, each.request) for each in [Waiting("late", tree(1), clock.now)]])
+        clock.now += 1.0
+        made.plan([Waiting("late", tree(1), clock.now)], clock.now)
+    made.compute([Chosen(each, each.request) for each in [Waiting("late", tree(1), clock.now)]])
+    gap, spread = 1.0, 0.375  # what `Gathering` makes of two gaps of a second
+    plan = made.plan([Waiting("a", tree(1), clock.now)], clock.now)
+    assert plan.patience == pytest.approx(gap + spread)
+
+
+def test_a_pass_that_fills_up_ends_the_wait_for_it_and_the_next_one_may_wait_again(monkeypatch):
+    clock = Clock(monkeypatch)
+    made = scheduler(costs=Costs(fixed=2.0))
+    made._gathering.go("late", clock.now)
+    made._gathering.come("late", clock.now + 1.0)
+    made._gathering.go("late", clock.now)
+    assert made.plan([Waiting("a", tree(9), clock.now)], clock.now).patience > 0
+    full = made.plan([Waiting(name, tree(9), clock.now) for name in "ab"], clock.now)
+    assert len(full.chosen) == 1
+    made.compute(full.chosen)
+    made._gathering.go("late", clock.now)
+    assert made.plan([Waiting("b", tree(9), clock.now)], clock.now).patience > 0
 
 
 def test_the_sessions_that_share_the_model_are_those_in_rounds():

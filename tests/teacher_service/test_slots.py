@@ -95,6 +95,20 @@ async def test_a_slot_granted_to_a_waiter_that_is_cancelled_in_the_same_moment_i
     assert slots.in_use == 0
 
 
+async def test_a_slot_freed_in_the_moment_in_which_the_first_waiter_is_cancelled_goes_to_the_next_one():
+    slots = Slots(1, 100, queue_limit=2, queue_seconds=60)
+    lease = await slots.take(1)
+    second, third = Holder(slots), Holder(slots)
+    await settle()
+    second.task.cancel()
+    lease.give_back()  # the second one is still in the queue: it has not woken to leave it
+    await third.got.wait()
+    assert second.task.cancelled()
+    assert (slots.in_use, slots.tokens_in_use, slots.waiting) == (1, 1, 0)
+    await third.release()
+    assert (slots.in_use, slots.tokens_in_use) == (0, 0)
+
+
 async def test_closing_refuses_waiters_and_newcomers_and_lets_holders_finish():
     slots = Slots(1, 100, queue_limit=2, queue_seconds=60)
     first, second = Holder(slots), Holder(slots)

@@ -24,12 +24,16 @@ class Memory(NamedTuple):
 
 
 class HeadShape(NamedTuple):
-    """What an attention kernel must know of a model: query heads, KV heads, values of a head, and their dtype."""
+    """What an attention kernel must know of a model: query heads, KV heads, values of a head, and their dtype.
+
+    slot_columns: of the longest slot, spare ones included; 0 where no slot is meant, as in a check of heads alone.
+    """
 
     heads: int
     kv_heads: int
     head_dim: int
     dtype: torch.dtype
+    slot_columns: int = 0
 
 
 class Attention(NamedTuple):
@@ -38,16 +42,19 @@ class Attention(NamedTuple):
     name: "sdpa", "eager", or the operator's own name. fallback_reason: empty, or why the device's fused attention is
     not used. over_slot: of the rows of a pass over one slot. masked: under a dense mask; a batch of several sessions
     has its own mask for each of them: heads are batch * kv_heads then, and keep [1, batch * kv_heads, rows, columns].
+    whole_slots: `over_slot` takes K and V as a slot holds them, whatever its length in use; else it cuts them, and each
+    length is a shape of its own.
     """
 
     name: str
     fallback_reason: str
     over_slot: AttentionKernel
     masked: MaskedAttention
+    whole_slots: bool = False
 
 
 class AttentionError(Exception):
-    """The attention asked for does not exist on this device, or cannot serve the model's heads; says why."""
+    """The attention asked for does not exist on this device, or cannot serve the model's heads or slots; says why."""
 
 
 class Device(Protocol):

@@ -20,6 +20,10 @@ from eagle_pangu.speculation.cache import CacheShape, Slot, SlotLayer
 from eagle_pangu.speculation.plan import whole_blocks
 
 
+SPARE_SHARE = 1 / 4
+"""Columns more than asked for: texts grow with every pass, and all is moved when the room does."""
+
+
 class SynchronisationError(Exception):
     """A session's row of the batch has fallen out of step: its logits would not be the teacher's own.
 
@@ -171,8 +175,8 @@ class Rectangle(Cache):  # type: ignore[misc]  # transformers is untyped
         _, has_batch, _, has_columns, _ = self._keys.shape
         if batch <= has_batch and columns <= has_columns:
             return False
-        # A quarter more than asked for: texts grow with every pass, and all is moved when the room does.
-        self._allocate(max(batch, has_batch), max(columns + columns // 4 if columns > has_columns else 0, has_columns))
+        roomy = int(columns * (1 + SPARE_SHARE)) if columns > has_columns else 0
+        self._allocate(max(batch, has_batch), max(roomy, has_columns))
         return True
 
     def _allocate(self, batch: int, columns: int) -> None:

@@ -5,6 +5,7 @@ torch imports every installed back-end by itself, so the failure comes before an
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -80,6 +81,23 @@ def test_every_entry_point_that_needs_torch_says_so_in_a_line(
     last = ended.stderr.strip().splitlines()[-1]
     for word in (LIBRARY, "CANN", "set_env.sh", "TORCH_DEVICE_BACKEND_AUTOLOAD=0", "uninstall torch_npu"):
         assert word in last
+
+
+@pytest.mark.parametrize(
+    ("statement", "autoload"),
+    [("", "0"), ("raise SystemExit(3)", "1"), ("raise SystemExit(3)", "0"), ("def (", "0"), ("assert False", "0")],
+)
+def test_doctor_reports_to_the_end(without_cann: dict[str, str], tmp_path: Path, statement: str, autoload: str) -> None:
+    """transformers imports it late: not with itself, but with the first model class."""
+    if statement:
+        (tmp_path / "site" / "torch_npu" / "__init__.py").write_text(statement)
+    environment = {**without_cann, "TORCH_DEVICE_BACKEND_AUTOLOAD": autoload}
+    ended = run(environment, "-m", "eagle_pangu.cli.main", "doctor", "--json")
+    assert (ended.returncode, "Traceback" in ended.stderr) == (1, False)
+    results = {result["name"]: result for result in json.loads(ended.stdout)["results"]}
+    assert results["import torch"]["status"] == "failed"
+    assert "uninstall torch_npu" in results["import torch"]["text"]
+    assert results["devices"]["status"] == "not checked"
 
 
 def test_the_cpu_neither_imports_nor_needs_it(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -12,7 +13,10 @@ from eagle_pangu.speculation.attention.eager import eager_attention
 from eagle_pangu.speculation.devices.base import Attention, AttentionError, HeadShape
 from eagle_pangu.speculation.devices.npu.choice import NAMES, choose_attention
 from eagle_pangu.speculation.devices.npu.comparison import compare_with_eager
+from eagle_pangu.speculation.plan import ForwardPlan
 from tests.simulated_npu import operators
+from tests.speculation.engines import prompt
+from tests.speculation.npu.operator_device import operator_engine
 
 CPU = torch.device("cpu")
 V2, V1, FUSION = "npu_fused_infer_attention_score_v2", "npu_fused_infer_attention_score", "npu_fusion_attention"
@@ -62,6 +66,10 @@ def test_an_unknown_name_is_refused_with_the_known_ones() -> None:
         (HEADS._replace(head_dim=528), "expected head_dim of at most 512, a multiple of 16, got 528"),
         (HEADS._replace(heads=257, kv_heads=257), "expected at most 256 query heads, got 257"),
         (HEADS._replace(heads=130, kv_heads=2), "query heads a KV head, at most 64, got 130 over 2"),
+        (
+            HEADS._replace(slot_columns=262145),
+            "expected slots of at most 262144 columns, spare ones included, got 262145",
+        ),
         (HEADS._replace(heads=9), "a whole number of query heads a KV head, at most 64, got 9 over 2"),
     ],
 )
@@ -73,6 +81,29 @@ def test_heads_past_a_limit_are_refused_with_limit_and_value(name: str, heads: H
         attention = choose("auto", heads)
         assert attention.name == "eager"
         assert limit in attention.fallback_reason
+
+
+def test_slots_of_the_longest_that_an_operator_serves_are_served() -> None:
+    assert choose("auto", HEADS._replace(slot_columns=262144)).name == V2
+    assert choose(FUSION, HEADS._replace(slot_columns=2**20)).name == FUSION
+
+
+def test_a_slot_too_long_for_the_operator_is_refused_or_told_of_at_load(tmp_path: Path) -> None:
+    """Of 262144 tokens as asked for; the spare columns are what is too many."""
+    options = {"slot_capacity": 262144, "chunk": 2, "max_rows": 1}
+    numerics = operator_engine(tmp_path / "model", **options).numerics
+    assert numerics.attention == "eager"
+    assert "at most 262144 columns, spare ones included, got 262208" in numerics.attention_fallback_reason
+    with pytest.raises(AttentionError, match="got 262208"):
+        operator_engine(tmp_path / "model", attention=V2, **options)
+    fits = operator_engine(tmp_path / "model", **{**options, "slot_capacity": 262144 - 64})
+    assert fits.numerics.attention == V2
+    fits.prefill(fits.open_slot(), prompt(1), want_logits=True)
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if name != "auto"])
+def test_only_the_operators_of_inference_read_slots_whole(name: str) -> None:
+    assert choose(name).whole_slots == (name in (V2, V1))
 
 
 def test_the_operator_of_training_has_limits_of_its_own() -> None:
@@ -144,6 +175,26 @@ def test_the_comparison_is_not_satisfied_by_nothing_at_all() -> None:
     ):
         with pytest.raises(AttentionError, match="differs from eager attention on one row"):
             compare_with_eager(attention, HEADS, CPU)
+
+
+def test_the_comparison_notices_a_chain_whose_end_alone_is_wrong() -> None:
+    honest = choose("eager")
+
+    def wrong(query: torch.Tensor, key: Any, value: Any, plan: ForwardPlan, scale: float) -> torch.Tensor:
+        attended = honest.over_slot(query, key, value, plan, scale)
+        return attended + 1 if plan.is_chain and plan.first_row else attended
+
+    with pytest.raises(AttentionError, match="differs from eager attention on the end of a chain"):
+        compare_with_eager(honest._replace(over_slot=wrong), HEADS, CPU)
+
+
+@pytest.mark.parametrize("head", [0, 1])
+def test_the_comparison_notices_that_all_heads_get_the_mask_of_one(head: int) -> None:
+    def wrong(query: torch.Tensor, key: Any, value: Any, keep: torch.Tensor, scale: float) -> torch.Tensor:
+        return eager_attention(query, key, value, keep[0, head] if keep.dim() == 4 else keep, scale)
+
+    with pytest.raises(AttentionError, match="under a mask of each head"):
+        compare_with_eager(choose("eager")._replace(masked=wrong), HEADS, CPU)
 
 
 def test_only_the_choice_decides_and_it_decides_once(monkeypatch: pytest.MonkeyPatch) -> None:

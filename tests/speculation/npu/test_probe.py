@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import sys
+from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -26,7 +27,7 @@ def installed(monkeypatch: pytest.MonkeyPatch) -> Any:
     return module
 
 
-def failing(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
+def failing(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> None:
     real = importlib.import_module
 
     def fails(name: str) -> ModuleType:
@@ -64,6 +65,24 @@ def test_without_cann_the_library_and_set_env_are_named(monkeypatch: pytest.Monk
     assert f"cannot be loaded ({str(error).partition(chr(10))[0]})" in str(refusal.value)
     assert "set_env.sh" in str(refusal.value)
     assert "\n" not in str(refusal.value)
+
+
+@pytest.mark.parametrize("error", [AssertionError("x"), KeyError("x"), SyntaxError("x"), SystemExit("x"), OSError()])
+def test_whatever_an_import_raises_is_told_with_its_type(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> None:
+    failing(monkeypatch, error)
+    with pytest.raises(RuntimeError, match=rf"cannot be loaded \({type(error).__name__}(: '?x'?)?\)"):
+        load_torch_npu()
+
+
+def test_what_an_uninstalled_package_left_is_told_by_its_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "torch_npu" / "lib").mkdir(parents=True)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "torch_npu", raising=False)
+    try:
+        with pytest.raises(RuntimeError, match=f"no version: {tmp_path / 'torch_npu'} is a leftover"):
+            load_torch_npu()
+    finally:
+        sys.modules.pop("torch_npu", None)
 
 
 @pytest.mark.parametrize("suffix", ["", ".post2", ".post4+git1a2b3c4", "rc1"])

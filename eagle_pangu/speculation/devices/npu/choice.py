@@ -73,4 +73,4 @@ def _built(name: str, heads: HeadShape, torch_npu: ModuleType, device: torch.dev
         fusion = FusionAttention(operator)
         return Attention(name, "", fusion.over_slot, fusion.masked)
     fused = FusedInferAttention(operator, ARGUMENTS[name], device)
-    return Attention(name, "", fused.over_slot, fused.masked)
+    return Attention(name, "", fused.over_slot, fused.masked, whole_slots=True)

@@ -1,4 +1,4 @@
-"""What heads the fused operators serve, by their documentation (Atlas A2 and A3); checked when a model is loaded."""
+"""What heads and slots the fused operators serve, by their documentation (Atlas A2 and A3); checked at load."""
 
 from __future__ import annotations
 
@@ -15,16 +15,17 @@ class Limits(NamedTuple):
     """Of one operator.
 
     dtypes: of query, key and value. head_dim: most values of a head, a multiple of `head_dim_step`. group: most query
-    heads of a KV head.
+    heads of a KV head. columns: most of K and V, those of a slot that do not count included; 0: no limit is documented.
     """
 
     dtypes: tuple[torch.dtype, ...]
     head_dim: int
     head_dim_step: int
     group: int
+    columns: int
 
     def exceeded(self, heads: HeadShape) -> str:
-        """The first limit that these heads do not keep, with their value; empty where they keep all."""
+        """The first limit that these heads or their slots do not keep, with their value; empty where they keep all."""
         if heads.dtype not in self.dtypes:
             return f"expected dtype {' or '.join(map(_name, self.dtypes))}, got {_name(heads.dtype)}"
         if heads.head_dim > self.head_dim or heads.head_dim % self.head_dim_step:
@@ -37,12 +38,17 @@ class Limits(NamedTuple):
                 f"expected a whole number of query heads a KV head, at most {self.group}, "
                 f"got {heads.heads} over {heads.kv_heads}"
             )
+        if self.columns and heads.slot_columns > self.columns:
+            return f"expected slots of at most {self.columns} columns, spare ones included, got {heads.slot_columns}"
         return ""
 
 
 # Documented as "16-byte aligned" in one place and as a multiple of 16 in others; the stricter one is kept.
-FUSED_INFER = Limits((torch.float16, torch.bfloat16), head_dim=512, head_dim_step=16, group=64)
-FUSION = Limits((torch.float16, torch.bfloat16, torch.float32), head_dim=768, head_dim_step=1, group=MOST_HEADS)
+# The columns are those of a pass of one row, which every session has.
+FUSED_INFER = Limits((torch.float16, torch.bfloat16), head_dim=512, head_dim_step=16, group=64, columns=262144)
+FUSION = Limits(
+    (torch.float16, torch.bfloat16, torch.float32), head_dim=768, head_dim_step=1, group=MOST_HEADS, columns=0
+)
 
 
 def _name(dtype: torch.dtype) -> str:

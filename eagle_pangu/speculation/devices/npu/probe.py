@@ -30,14 +30,25 @@ def load_torch_npu() -> ModuleType:
         if error.name == "torch_npu":
             raise RuntimeError(_NO_PACKAGE) from error
         raise RuntimeError(f"device npu: torch_npu needs the package {error.name}; pip install it") from error
-    except (ImportError, OSError, RuntimeError) as error:
+    except (Exception, SystemExit) as error:  # a half-installed package may raise anything
         raise RuntimeError(
             f"device npu: torch_npu is installed and cannot be loaded ({_first_line(error)}); where a library is "
             "missing, install the CANN toolkit of torch_npu's version and source its set_env.sh before the start"
         ) from error
-    _require_torch_version(str(torch_npu.__version__))
+    _require_torch_version(_version(torch_npu))
     _require_device()
     return torch_npu
+
+
+def _version(torch_npu: ModuleType) -> str:
+    """Its own; what an uninstalled package left behind is importable and has none."""
+    if not hasattr(torch_npu, "__version__"):
+        places = ", ".join(getattr(torch_npu, "__path__", ())) or repr(torch_npu)
+        raise RuntimeError(
+            f"device npu: torch_npu has no version: {places} is a leftover or an incomplete installation; remove it, "
+            "then pip install 'eagle-pangu[npu]'"
+        )
+    return str(torch_npu.__version__)
 
 
 def _require_torch_version(version: str) -> None:
@@ -53,7 +64,7 @@ def _require_torch_version(version: str) -> None:
 def _require_device() -> None:
     try:
         present = torch.npu.is_available()  # type: ignore[attr-defined]  # torch_npu adds it
-    except (AttributeError, OSError, RuntimeError) as error:
+    except Exception as error:
         raise RuntimeError(
             f"device npu: the driver cannot be asked for devices ({_first_line(error)}); see whether `npu-smi info` "
             "works"
@@ -71,5 +82,9 @@ def _release(version: str) -> str:
     return numbers.group() if numbers else version
 
 
-def _first_line(error: Exception) -> str:
-    return str(error).strip().partition("\n")[0] or type(error).__name__
+def _first_line(error: BaseException) -> str:
+    """With the type, where the text alone does not say what happened."""
+    line = str(error).strip().partition("\n")[0]
+    if line and isinstance(error, (ImportError, OSError, RuntimeError)):
+        return line
+    return f"{type(error).__name__}: {line}" if line else type(error).__name__
