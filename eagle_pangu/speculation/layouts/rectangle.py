@@ -19,7 +19,6 @@ from transformers.cache_utils import Cache
 from eagle_pangu.speculation.cache import CacheShape, Slot, SlotLayer
 from eagle_pangu.speculation.plan import whole_blocks
 
-
 SPARE_SHARE = 1 / 4
 """Columns more than asked for: texts grow with every pass, and all is moved when the room does."""
 
