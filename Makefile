@@ -19,7 +19,8 @@ MAKEFLAGS += --no-print-directory
 VENV := .venv
 BIN := $(VENV)/bin
 TEST ?=
-WORKERS ?= 2
+# More than the cores of a small machine: many tests wait for processes.
+WORKERS ?= 3
 BASE ?= HEAD~1
 NODE_CLIENT := eagle_pangu/client/node
 # For its kustomize; fetched once. Where the fetched one does not run (not x86-64 Linux): KUBECTL=/path/to/kubectl.

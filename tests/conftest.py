@@ -3,7 +3,7 @@
 import pytest
 from hypothesis import settings
 
-settings.register_profile("eagle-pangu", deadline=None, print_blob=True)
+settings.register_profile("eagle-pangu", deadline=None, print_blob=True, max_examples=40)
 settings.load_profile("eagle-pangu")
 
 

@@ -166,4 +166,5 @@ async def test_a_budget_that_the_draft_service_does_not_allow_costs_only_the_dra
         plain = await each.ask(drafter="none", max_tokens=10)
         answer = await each.ask(drafter="ngram", budget=(8, 4), max_tokens=10)
         assert answer.token_ids == plain.token_ids
-        assert list(answer.speculation.fallback_reasons) == ["refused"]
+        # A round that falls between two tries has no draft to ask.
+        assert {"refused"} <= {*answer.speculation.fallback_reasons} <= {"refused", "unavailable"}

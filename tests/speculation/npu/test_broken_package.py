@@ -85,7 +85,7 @@ def test_every_entry_point_that_needs_torch_says_so_in_a_line(
 
 @pytest.mark.parametrize(
     ("statement", "autoload"),
-    [("", "0"), ("raise SystemExit(3)", "1"), ("raise SystemExit(3)", "0"), ("def (", "0"), ("assert False", "0")],
+    [("", "0"), ("raise SystemExit(3)", "1"), ("def (", "0")],
 )
 def test_doctor_reports_to_the_end(without_cann: dict[str, str], tmp_path: Path, statement: str, autoload: str) -> None:
     """transformers imports it late: not with itself, but with the first model class."""
