@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import torch
-import torch.nn.functional as F
-from torch import nn
 
+from eagle_pangu.speculation.devices.accelerator import Accelerator
 from eagle_pangu.speculation.devices.base import Attention, HeadShape, Memory
 from eagle_pangu.speculation.devices.sdpa import sdpa_or_eager
-from eagle_pangu.speculation.linear import LinearKernel
 
 
-class CudaDevice:
+class CudaDevice(Accelerator):
     """`Device` for the current CUDA device."""
 
     name = "cuda"
@@ -27,21 +25,6 @@ class CudaDevice:
     def default_dtype(self) -> torch.dtype:
         """bfloat16 from Ampere on, float16 before."""
         return torch.bfloat16 if torch.cuda.is_bf16_supported() else torch.float16
-
-    def configure_threads(self, threads: int) -> int:
-        """Host threads matter little here; set all the same."""
-        if threads:
-            torch.set_num_threads(threads)
-        return torch.get_num_threads()
-
-    def linear_kernel(self, layer: nn.Linear) -> LinearKernel:
-        """cuBLAS as torch calls it."""
-        weight, bias = layer.weight.detach(), layer.bias.detach() if layer.bias is not None else None
-        return lambda rows: F.linear(rows, weight, bias)
-
-    def for_drafting(self) -> CudaDevice:
-        """No rougher kernels here."""
-        return self
 
     def attention(self, name: str, heads: HeadShape) -> Attention:
         """torch's SDPA, or the eager reference."""

@@ -5,16 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-import torch.nn.functional as F
-from torch import nn
 
+from eagle_pangu.speculation.devices.accelerator import Accelerator
 from eagle_pangu.speculation.devices.base import Attention, HeadShape, Memory
 from eagle_pangu.speculation.devices.npu.choice import choose_attention
 from eagle_pangu.speculation.devices.npu.probe import load_torch_npu
-from eagle_pangu.speculation.linear import LinearKernel
 
 
-class NpuDevice:
+class NpuDevice(Accelerator):
     """`Device` for the current Ascend device: the first one that ASCEND_RT_VISIBLE_DEVICES leaves.
 
     `bitwise` numerics compute in float32 by bmm, gather, index_select, masked_fill, softmax, constant padding, products
@@ -41,21 +39,6 @@ class NpuDevice:
     def default_dtype(self) -> torch.dtype:
         """bfloat16; float16 on the chips that have no bfloat16."""
         return torch.bfloat16 if self._npu.is_bf16_supported() else torch.float16
-
-    def configure_threads(self, threads: int) -> int:
-        """Host threads matter little here; set all the same."""
-        if threads:
-            torch.set_num_threads(threads)
-        return torch.get_num_threads()
-
-    def linear_kernel(self, layer: nn.Linear) -> LinearKernel:
-        """As torch_npu calls it."""
-        weight, bias = layer.weight.detach(), layer.bias.detach() if layer.bias is not None else None
-        return lambda rows: F.linear(rows, weight, bias)
-
-    def for_drafting(self) -> NpuDevice:
-        """No rougher kernels here."""
-        return self
 
     def attention(self, name: str, heads: HeadShape) -> Attention:
         """See `choose_attention`; compares what it gives with eager attention on this device."""
