@@ -9,7 +9,7 @@ from pathlib import Path
 
 from eagle_pangu.doctor.compatibility import CANN_OF_TORCH_NPU
 from eagle_pangu.doctor.results import CheckFailedError, NotCheckedError, Result, run_check
-from eagle_pangu.doctor.versions import installed
+from eagle_pangu.evaluation.machine import installed
 
 DEVICE_FILES = Path("/dev")
 DRIVER = Path("/usr/local/Ascend/driver/version.info")

@@ -10,6 +10,7 @@ from torch import nn
 from eagle_pangu.doctor.results import CheckFailedError
 from eagle_pangu.speculation import indexing
 from eagle_pangu.speculation.devices import Device
+from eagle_pangu.speculation.devices.base import dtype_name
 
 _ROWS, _WIDTH = 67, 24
 _PLACES = (0, 66, 3, 3, 41, 0, 65)  # the ends, and repeated ones
@@ -77,7 +78,7 @@ def check_indices(device: Device) -> str:
         table = torch.randn(_ROWS, _WIDTH, generator=generator).to(dtype)
         for name, operator in OPERATORS.items():
             if not torch.equal(operator(table.to(device.torch_device)).cpu(), operator(table)):
-                wrong.append(f"{name} in {str(dtype).removeprefix('torch.')}")
+                wrong.append(f"{name} in {dtype_name(dtype)}")
     if wrong:
         raise CheckFailedError(f"not what the CPU gives: {', '.join(wrong)}; do not serve from this device")
     return f"{', '.join(OPERATORS)} give the CPU's bits in {len(dtypes)} dtypes"

@@ -14,11 +14,11 @@ from eagle_pangu.doctor.model_shape import ModelShape, read_shape
 from eagle_pangu.doctor.products import check_products
 from eagle_pangu.doctor.results import CheckFailedError, NotCheckedError, Result, run_check
 from eagle_pangu.doctor.row_counts import check_row_counts
-from eagle_pangu.doctor.versions import installed
+from eagle_pangu.evaluation.machine import installed
 from eagle_pangu.speculation.checkpoints import CheckpointError
 from eagle_pangu.speculation.devices import Device, get_device
-from eagle_pangu.speculation.devices.base import AttentionError
-from eagle_pangu.speculation.devices.npu.comparison import compare_with_eager
+from eagle_pangu.speculation.devices.base import AttentionError, dtype_name
+from eagle_pangu.speculation.devices.comparison import compare_with_eager
 from eagle_pangu.speculation.models import ModelError
 
 OF_DEVICE = ("memory", "attention", "indices", "products", "row counts")
@@ -72,7 +72,7 @@ def _find(name: str, into: list[Device], *, demanded: bool) -> str:
             raise NotCheckedError(f"{ascend_host.NO_DEVICE}, and torch_npu is not installed") from error
         raise CheckFailedError(str(error)) from error
     into.append(device)
-    dtype = str(device.default_dtype()).removeprefix("torch.")
+    dtype = dtype_name(device.default_dtype())
     return f"{device.torch_device}, default dtype {dtype}"
 
 

@@ -8,6 +8,7 @@ from torch import nn
 from eagle_pangu.doctor.model_shape import ModelShape
 from eagle_pangu.doctor.results import CheckFailedError
 from eagle_pangu.speculation.devices import Device
+from eagle_pangu.speculation.devices.base import dtype_name
 
 _ROWS = 16
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -27,11 +28,11 @@ def check_products(device: Device, shape: ModelShape) -> str:
     rows = torch.randn(_ROWS, layer.inputs, generator=generator)
     weight = torch.randn(layer.outputs, layer.inputs, generator=generator) / layer.inputs**0.5
     errors = {dtype: _error(device, rows.to(dtype), weight.to(dtype)) for dtype in _DTYPES}
-    said = [f"{_name(dtype)} within {error:.1f} places" for dtype, error in errors.items()]
+    said = [f"{dtype_name(dtype)} within {error:.1f} places" for dtype, error in errors.items()]
     if wrong := [dtype for dtype, error in errors.items() if not error <= _MOST_ROUNDINGS[dtype]]:
         raise CheckFailedError(
-            f"{', '.join(said)}; {_name(wrong[0])}: expected at most {_MOST_ROUNDINGS[wrong[0]]:.0f}; is a reduced "
-            "precision (TF32, HF32) switched on?"
+            f"{', '.join(said)}; {dtype_name(wrong[0])}: expected at most {_MOST_ROUNDINGS[wrong[0]]:.0f}; is a "
+            "reduced precision (TF32, HF32) switched on?"
         )
     return f"{layer.inputs} -> {layer.outputs} against float64: {', '.join(said)}"
 
@@ -43,7 +44,3 @@ def _error(device: Device, rows: torch.Tensor, weight: torch.Tensor) -> float:
     product = device.linear_kernel(layer)(rows.to(device.torch_device)).cpu()
     exact = rows.double() @ weight.double().T
     return float((product.double() - exact).abs().max() / exact.abs().max() / torch.finfo(product.dtype).eps)
-
-
-def _name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")

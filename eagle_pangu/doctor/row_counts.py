@@ -11,6 +11,7 @@ from torch import nn
 from eagle_pangu.doctor.model_shape import Linear, ModelShape
 from eagle_pangu.serving.settings import TeacherSettings
 from eagle_pangu.speculation.devices import Device
+from eagle_pangu.speculation.devices.base import dtype_name
 from eagle_pangu.speculation.invariance import NoInvarianceError, attention_row_multiple, check_softmax
 from eagle_pangu.speculation.linear import PROBED_ROWS, probe_row_counts
 
@@ -34,7 +35,7 @@ def _attention(device: Device, shape: ModelShape) -> str:
 
 
 def _linears(device: Device, shape: ModelShape, dtype: torch.dtype) -> str:
-    name = str(dtype).removeprefix("torch.")
+    name = dtype_name(dtype)
     settings = TeacherSettings()
     common = set(PROBED_ROWS)
     for linear in shape.linears:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import platform
 import sys
 from collections.abc import Iterator
-from importlib.metadata import PackageNotFoundError, requires, version
+from importlib.metadata import requires
 from importlib.util import find_spec
 
 from eagle_pangu.doctor.compatibility import CANN_OF_TORCH_NPU, PYTHON_OF_TORCH, TABLE_DATE
 from eagle_pangu.doctor.results import CheckFailedError, NotCheckedError, Result, run_check
+from eagle_pangu.evaluation.machine import installed
 
 PROJECT = "eagle-pangu"
 PACKAGES = ("torch", "transformers", "tokenizers", "safetensors", "sentencepiece")
@@ -21,14 +22,6 @@ def check_versions() -> Iterator[Result]:
     yield run_check("python", _python)
     yield run_check("packages", _packages)
     yield run_check("torch_npu version", _torch_npu)
-
-
-def installed(package: str) -> str | None:
-    """Its version; None where it is not installed."""
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return None
 
 
 def _python() -> str:

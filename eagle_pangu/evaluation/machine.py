@@ -16,11 +16,12 @@ def machine() -> dict[str, object]:
         "cpu": _cpu_model(),
         "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
         "system": platform.platform(),
-        "versions": {"python": platform.python_version(), **{name: _version(name) for name in PACKAGES}},
+        "versions": {"python": platform.python_version(), **{name: installed(name) for name in PACKAGES}},
     }
 
 
-def _version(package: str) -> str | None:
+def installed(package: str) -> str | None:
+    """Its version; None where it is not installed."""
     try:
         return version(package)
     except PackageNotFoundError:

@@ -85,13 +85,17 @@ def check_eos(place: str, eos: Any) -> tuple[int, ...]:
     return tuple(sorted(set(ids)))
 
 
-def check_vocabulary(config: Any, token_ids: Sequence[int], eos: Sequence[int]) -> None:
+def check_vocabulary(config: Any, known: int, eos: Sequence[int]) -> None:
     """Every id of the tokenizer has a row of the embedding, and every id that ends an answer is the tokenizer's.
+
+    Args:
+        config: of transformers.
+        known: one past the highest id that the tokenizer can read.
+        eos: ids that end an answer.
 
     Raises:
         UnfitError: names the field.
     """
-    known = 1 + max(token_ids)
     if config.vocab_size < known:
         raise UnfitError(
             f"config.json: vocab_size: expected at least the {known} ids of the tokenizer, got {config.vocab_size}"

@@ -64,6 +64,15 @@ class Tokenizer:
         """As peers compare it."""
         return tokenizer_sha256(self.json)
 
+    @cached_property
+    def vocab_size(self) -> int:
+        """One past the highest id that it can read."""
+        document = json.loads(self.json)
+        vocabulary = document["model"]["vocab"]
+        # Unigram models list [piece, score] in id order; the others map text to id.
+        ids = list(vocabulary.values()) if isinstance(vocabulary, dict) else list(range(len(vocabulary)))
+        return 1 + max(ids + [token["id"] for token in document.get("added_tokens") or []])
+
 
 @dataclass(frozen=True)
 class Checkpoint:
@@ -105,7 +114,7 @@ def load_checkpoint(directory: Path, dtype: torch.dtype, device: Device) -> Chec
     eos_token_ids = read_eos_token_ids(directory, config)
     _say_licence(directory)
     with _reading(directory, "cannot be loaded"):
-        check_vocabulary(config, _token_ids(tokenizer), eos_token_ids)
+        check_vocabulary(config, tokenizer.vocab_size, eos_token_ids)
         check_weight_files(directory)
         if _is_openpangu(directory):
             check_dropped_tensors(directory, config)
@@ -188,7 +197,7 @@ def read_tokenizer(directory: Path) -> Tokenizer:
     with _reading(directory, "tokenizer.json cannot be read"):
         tokenizer = Tokenizer(path.read_bytes(), template, special)
         tokenizers.Tokenizer.from_buffer(tokenizer.json)  # as the orchestrator will
-        max(_token_ids(tokenizer))
+        _ = tokenizer.vocab_size  # its ids, while a fault in them is this file's
     return tokenizer
 
 
@@ -206,15 +215,7 @@ def _read_template(directory: Path, settings: dict[str, Any]) -> str:
 
 def known_vocab_size(config: Any, tokenizer: Tokenizer) -> int:
     """Ids that the tokenizer can read: past them lie padding rows of the embedding, which must never be emitted."""
-    return min(int(config.vocab_size), 1 + max(_token_ids(tokenizer)))
-
-
-def _token_ids(tokenizer: Tokenizer) -> list[int]:
-    document = json.loads(tokenizer.json)
-    vocabulary = document["model"]["vocab"]
-    # Unigram models list [piece, score] in id order; the others map text to id.
-    ids = list(vocabulary.values()) if isinstance(vocabulary, dict) else list(range(len(vocabulary)))
-    return ids + [token["id"] for token in document.get("added_tokens") or []]
+    return min(int(config.vocab_size), tokenizer.vocab_size)
 
 
 def read_eos_token_ids(directory: Path, config: Any) -> tuple[int, ...]:

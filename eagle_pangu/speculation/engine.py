@@ -19,7 +19,7 @@ from eagle_pangu.speculation.buckets import Buckets, SeenShapes
 from eagle_pangu.speculation.cache import SPARE_COLUMNS, Branch, CacheShape, Slot, SlotLayer
 from eagle_pangu.speculation.checkpoints import Checkpoint
 from eagle_pangu.speculation.devices import Device
-from eagle_pangu.speculation.devices.base import Attention, HeadShape
+from eagle_pangu.speculation.devices.base import Attention, HeadShape, dtype_name
 from eagle_pangu.speculation.features import FeatureTaps
 from eagle_pangu.speculation.index_guard import IndexGuard
 from eagle_pangu.speculation.indexing import index_tensor
@@ -168,7 +168,7 @@ class Engine:
             asked = "eager" if mode == "reference" else self._attention_asked
             self.attention = self.device.attention(asked, heads)
             name, reason, self._kernel = self.attention[:3]
-        self.numerics = Numerics(str(dtype).removeprefix("torch."), policy, mode, degraded_reason, name, reason)
+        self.numerics = Numerics(dtype_name(dtype), policy, mode, degraded_reason, name, reason)
 
     def _degrade(self, error: NoInvarianceError) -> None:
         """Go on under `free`, where nobody insisted on `bitwise`."""

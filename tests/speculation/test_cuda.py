@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from eagle_pangu.speculation.checkpoints import load_checkpoint
 from eagle_pangu.speculation.devices import Device, get_device, resolve_dtype
 from eagle_pangu.speculation.devices.base import AttentionError, HeadShape
-from eagle_pangu.speculation.devices.npu.comparison import compare_with_eager
+from eagle_pangu.speculation.devices.comparison import compare_with_eager
 from eagle_pangu.speculation.engine import Engine
 from eagle_pangu.speculation.layouts.rectangle import Rectangle
 from eagle_pangu.speculation.layouts.rectangular import RectangularLayout

@@ -53,6 +53,11 @@ class Attention(NamedTuple):
     whole_slots: bool = False
 
 
+def dtype_name(dtype: torch.dtype) -> str:
+    """As configurations and messages have it: "float32"."""
+    return str(dtype).removeprefix("torch.")
+
+
 class AttentionError(Exception):
     """The attention asked for does not exist on this device, or cannot serve the model's heads or slots; says why."""
 

@@ -11,8 +11,8 @@ import torch
 
 from eagle_pangu.speculation.attention.eager import eager_attention
 from eagle_pangu.speculation.devices.base import Attention, AttentionError, HeadShape
+from eagle_pangu.speculation.devices.comparison import compare_with_eager
 from eagle_pangu.speculation.devices.npu.choice import NAMES, choose_attention
-from eagle_pangu.speculation.devices.npu.comparison import compare_with_eager
 from eagle_pangu.speculation.plan import ForwardPlan
 from tests.simulated_npu import operators
 from tests.speculation.engines import prompt

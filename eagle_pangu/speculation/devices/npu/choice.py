@@ -13,7 +13,7 @@ import torch
 from eagle_pangu.speculation.attention.eager import eager_attention
 from eagle_pangu.speculation.attention.kernels import over_slot
 from eagle_pangu.speculation.devices.base import Attention, AttentionError, HeadShape
-from eagle_pangu.speculation.devices.npu.comparison import compare_with_eager
+from eagle_pangu.speculation.devices.comparison import compare_with_eager
 from eagle_pangu.speculation.devices.npu.fused_infer import ARGUMENTS, FusedInferAttention
 from eagle_pangu.speculation.devices.npu.fusion import FusionAttention
 from eagle_pangu.speculation.devices.npu.limits import FUSED_INFER, FUSION

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import torch
 
-from eagle_pangu.speculation.devices.base import HeadShape
+from eagle_pangu.speculation.devices.base import HeadShape, dtype_name
 
 MOST_HEADS = 256
 
@@ -27,7 +27,7 @@ class Limits(NamedTuple):
     def exceeded(self, heads: HeadShape) -> str:
         """The first limit that these heads or their slots do not keep, with their value; empty where they keep all."""
         if heads.dtype not in self.dtypes:
-            return f"expected dtype {' or '.join(map(_name, self.dtypes))}, got {_name(heads.dtype)}"
+            return f"expected dtype {' or '.join(map(dtype_name, self.dtypes))}, got {dtype_name(heads.dtype)}"
         if heads.head_dim > self.head_dim or heads.head_dim % self.head_dim_step:
             step = f", a multiple of {self.head_dim_step}" if self.head_dim_step > 1 else ""
             return f"expected head_dim of at most {self.head_dim}{step}, got {heads.head_dim}"
@@ -49,7 +49,3 @@ FUSED_INFER = Limits((torch.float16, torch.bfloat16), head_dim=512, head_dim_ste
 FUSION = Limits(
     (torch.float16, torch.bfloat16, torch.float32), head_dim=768, head_dim_step=1, group=MOST_HEADS, columns=0
 )
-
-
-def _name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
