@@ -166,15 +166,16 @@ class Session:
         with self._working():
             result = yield from self._compute(Segment(self._slot, message.tree, want_features=wanted))
             assert result.logits is not None
-            choice = self._sampler.decide(result.logits, message.tree)
-            accepted = message.tree.accept(choice.token_ids)
+            choices = self._sampler.decide(result.logits, message.tree)
+            accepted = message.tree.accept(choices)
             path = [0, *accepted]
-            self._decided = choice.token_ids[path].tolist()
+            choice = choices.of(path)
+            self._decided = choice.token_ids.tolist()
             self._verdict = Verdict(
                 message.number,
                 accepted,
                 self._decided[-1],
-                choice.margins[path],
+                choice.margins,
                 FeatureRows(self.committed_length, _bits(result.features, path)) if wanted else None,
                 self._logprobs(result.logits, path),
             )

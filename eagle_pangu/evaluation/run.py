@@ -27,6 +27,9 @@ from eagle_pangu.speculation.models import resolve_model
 
 TRACE_FILE = "trace.jsonl"
 
+OF_SERVICES = ("mode", "dtype", "numerics", "draft_model", "draft_threads", "prefill_chunk", "batching")
+OF_ORACLE = ("teacher_model", "teacher_threads")  # of services too; transformers' generate takes them after the teacher
+
 OnTurn = Callable[[TurnRecord], None]
 
 
@@ -67,8 +70,19 @@ class RunSettings:
     near_tie_margin: float | None = None
 
     def __post_init__(self) -> None:
-        if self.server is not None and self.batching is not None:
-            raise ValueError("batching: a server's teacher has its own; give it where that is started")
+        """Refuse what would change nothing.
+
+        Raises:
+            ValueError: names the setting.
+        """
+        if self.server is None:
+            return
+        of_services = (
+            OF_SERVICES if self.against_transformers or self.against_prompt_lookup else OF_SERVICES + OF_ORACLE
+        )
+        for name in of_services:
+            if getattr(self, name) is not None:
+                raise ValueError(f"{name}: the services behind a server have their own; give it where they are started")
 
     def items(self) -> list[PromptItem]:
         """What to ask: the file, thinned to the limit, then to the shard.

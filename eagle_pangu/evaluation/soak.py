@@ -22,6 +22,7 @@ SHORTEST_PROMPT = 20  # characters
 CANCELLED_SHARE = 0.5  # of the requests; those that end sooner are not cancelled after all
 CANCEL_SECONDS = (0.002, 30.0)  # from before the teacher has heard of it to deep in a long answer
 MEAN_PAUSE_SECONDS = 0.5  # of a client, between an answer and its next request
+MEMORY_SLACK_MIB = 64.0  # allocators keep pages that nobody holds any more
 
 Clock = Callable[[], float]
 
@@ -89,11 +90,18 @@ def requests_until(
 
 
 class Memory(NamedTuple):
-    """What the teacher process held in RAM, in MiB; None where the system does not tell."""
+    """What a process held in RAM, in MiB, with sessions only at `halfway`; None where the system does not tell."""
 
     before: float | None
     halfway: float | None
     after: float | None
+
+    @property
+    def grows(self) -> bool:
+        """Sessions leave something behind: more is held without them at the end than with them halfway."""
+        if self.halfway is None or self.after is None:
+            return False
+        return self.after > self.halfway + MEMORY_SLACK_MIB
 
 
 @dataclass(frozen=True)
@@ -102,7 +110,7 @@ class SoakSummary:
 
     load: of all its sessions; an answer that was cancelled is exact when it is a prefix of its reference. finished,
     cancelled: sessions; cancelled_before_first_token: of the cancelled ones. free_before, free_after: of the teacher.
-    failures: those of the load, and what was not given back.
+    memory_mib: by service. failures: those of the load, and what was not given back.
     """
 
     load: LoadSummary
@@ -111,7 +119,7 @@ class SoakSummary:
     cancelled_before_first_token: int
     free_before: Free
     free_after: Free
-    teacher_memory_mib: Memory
+    memory_mib: dict[str, Memory]
     failures: tuple[str, ...]
 
     def to_json(self) -> dict[str, object]:
@@ -119,7 +127,9 @@ class SoakSummary:
         return asdict(self)
 
 
-def summarise_soak(load: LoadSummary, phase: LoadedPhase, before: Free, after: Free, memory: Memory) -> SoakSummary:
+def summarise_soak(
+    load: LoadSummary, phase: LoadedPhase, before: Free, after: Free, memory: dict[str, Memory]
+) -> SoakSummary:
     """The figures of a phase whose load is summed up already.
 
     Args:
@@ -127,13 +137,18 @@ def summarise_soak(load: LoadSummary, phase: LoadedPhase, before: Free, after: F
         phase: what happened.
         before: free in the teacher before the first session.
         after: free in it after the last, once it had the time to end them.
-        memory: of the teacher process.
+        memory: by service.
     """
     cancelled = [record for record in phase.records if record.cancelled]
     kept = [
         f"the teacher has {now} free {what}, {then} before the load: sessions that ended still hold them"
         for what, now, then in (("slots", after.slots, before.slots), ("KV tokens", after.kv_tokens, before.kv_tokens))
         if now != then
+    ]
+    kept += [
+        f"the {name} holds {its.after:.0f} MiB without sessions, {its.halfway:.0f} with them halfway"
+        for name, its in memory.items()
+        if its.grows
     ]
     return SoakSummary(
         load=load,
@@ -142,6 +157,6 @@ def summarise_soak(load: LoadSummary, phase: LoadedPhase, before: Free, after: F
         cancelled_before_first_token=sum(not record.streamed.arrivals for record in cancelled),
         free_before=before,
         free_after=after,
-        teacher_memory_mib=memory,
+        memory_mib=memory,
         failures=(*load.failures, *kept),
     )

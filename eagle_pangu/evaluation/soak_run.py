@@ -23,7 +23,7 @@ from eagle_pangu.evaluation.references import OnAnswer
 from eagle_pangu.evaluation.services_under_test import ServicesUnderTest, on_services
 from eagle_pangu.evaluation.soak import Memory, SoakSummary, draws, requests_until, summarise_soak, uneven_prompts
 from eagle_pangu.evaluation.teacher_state import resident_mib
-from eagle_pangu.serving.trio import OnState
+from eagle_pangu.serving.trio import OnState, Trio
 
 SETTLE_SECONDS = 30.0  # for the teacher to notice that the last sessions are gone
 
@@ -69,13 +69,13 @@ async def run_soak(
 
     async def measured(under_test: ServicesUnderTest) -> SoakSummary:
         assert under_test.trio is not None
-        pid = under_test.trio.teacher.pid
+        trio = under_test.trio
         async with under_test.connected(limits_of(settings, services)) as (asker, watch):
             assert watch is not None
             teacher = await asker.teacher()
             references = await reference_answers(asker, teacher, items, settings, on_reference)
             await warm_up(asker, items, settings)
-            before, halfway = resident_mib(pid), asyncio.create_task(_memory_after(settings.soak_seconds / 2, pid))
+            before, halfway = _resident(trio), asyncio.create_task(_resident_after(settings.soak_seconds / 2, trio))
             free = (await watch.settled(SETTLE_SECONDS)).free
             drawn = draws(len(items), settings.max_tokens, settings.seed)
             deadline = time.monotonic() + settings.soak_seconds
@@ -84,7 +84,7 @@ async def run_soak(
                 with (settings.output / ANSWERS_FILE).open("w", encoding="utf-8") as file:
                     phase = await loaded(asker, watch, requests, settings.load(), written_to(file, on_record))
                 free_after = (await watch.settled(SETTLE_SECONDS)).free
-                memory = Memory(before, await halfway, resident_mib(pid))
+                memory = _by_service(before, await halfway, _resident(trio))
             finally:
                 halfway.cancel()
         summary = summarise_load(phase, teacher.numerics, settings.drafter, near_tie=settings.near_tie_margin)
@@ -99,6 +99,14 @@ async def run_soak(
     return summary
 
 
-async def _memory_after(seconds: float, pid: int) -> float | None:
+async def _resident_after(seconds: float, trio: Trio) -> dict[str, float | None]:
     await asyncio.sleep(seconds)
-    return resident_mib(pid)
+    return _resident(trio)
+
+
+def _resident(trio: Trio) -> dict[str, float | None]:
+    return {name: resident_mib(process.pid) for name, process in vars(trio).items()}
+
+
+def _by_service(*moments: dict[str, float | None]) -> dict[str, Memory]:
+    return {name: Memory(*(moment[name] for moment in moments)) for name in moments[0]}

@@ -118,8 +118,9 @@ def _soak_figures(summary: SoakSummary) -> Iterable[tuple[str, str]]:
     yield "  before the first token", str(summary.cancelled_before_first_token)
     yield "free slots, before / after", f"{summary.free_before.slots} / {summary.free_after.slots}"
     yield "free KV tokens, before / after", f"{summary.free_before.kv_tokens} / {summary.free_after.kv_tokens}"
-    if memory := [value for value in summary.teacher_memory_mib if value is not None]:
-        yield "teacher's memory, before / halfway / after", " / ".join(f"{value:.0f}" for value in memory) + " MiB"
+    for name, memory in summary.memory_mib.items():
+        if known := [value for value in memory if value is not None]:
+            yield f"memory of the {name}, before / halfway / after", " / ".join(map("{:.0f}".format, known)) + " MiB"
 
 
 def _milliseconds(quantiles: Quantiles) -> str:

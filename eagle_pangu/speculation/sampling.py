@@ -6,7 +6,8 @@ the tree that it was computed in, so a drafted token is accepted when it is the 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import cache
 from typing import NamedTuple
 
 import numpy as np
@@ -33,6 +34,23 @@ class Choice(NamedTuple):
 
     token_ids: NDArray[np.int64]
     margins: NDArray[np.float32]
+
+
+class Choices:
+    """What the teacher decides after each row of a tree. A draw takes the host a while, and only those along the
+    accepted path are needed: a row is decided when it is first asked for."""
+
+    def __init__(self, decide: Callable[[int], Drawn]) -> None:
+        self._decide = cache(decide)
+
+    def __getitem__(self, row: int) -> int:
+        """The token after one row."""
+        return self._decide(row).place
+
+    def of(self, rows: Sequence[int]) -> Choice:
+        """The tokens after some rows, and their margins."""
+        token_ids, margins = zip(*map(self._decide, rows), strict=True)
+        return Choice(np.array(token_ids, dtype=np.int64), np.array(margins, dtype=np.float32))
 
 
 _PIECE = 256
@@ -75,7 +93,6 @@ class Sampler:
         self._parameters = parameters
         self._committed = np.asarray(prompt_token_ids, dtype=np.int64)
         self._answer_start = answer_start
-        self._words: dict[int, NDArray[np.uint64]] = {}  # by position, [vocab]: of the last call, the next one overlaps
 
     @property
     def committed(self) -> NDArray[np.int64]:
@@ -84,52 +101,49 @@ class Sampler:
 
     def first(self, logits: torch.Tensor) -> Choice:
         """The token after the prompt, from its [1, vocab] logits."""
-        return self._choose(logits, None)
+        return self._choices(logits, None).of([0])
 
-    def decide(self, logits: torch.Tensor, tree: TokenTree) -> Choice:
+    def decide(self, logits: torch.Tensor, tree: TokenTree) -> Choices:
         """The token after each row of a tree on top of the committed tokens.
 
         Args:
             logits: [rows, vocab] of the tree's rows; left as they are.
             tree: its root follows the last committed token.
         """
-        return self._choose(logits, tree)
+        return self._choices(logits, tree)
 
     def commit(self, token_ids: Sequence[int] | NDArray[np.int64]) -> None:
         """Append tokens that have become final: the root and the accepted rows."""
         self._committed = np.concatenate([self._committed, np.asarray(token_ids, dtype=np.int64)])
 
-    def _choose(self, logits: torch.Tensor, tree: TokenTree | None) -> Choice:
+    def _choices(self, logits: torch.Tensor, tree: TokenTree | None) -> Choices:
         parameters = self._parameters
         if parameters.is_greedy and not parameters.changes_logits:
-            return greedy(logits)
+            return _all(greedy(logits))
         if tree is None:
             histories = Histories.of_committed(self._committed, self._answer_start)
         else:
             histories = Histories.of_tree(self._committed, self._answer_start, tree)
         scores = process(logits, histories, parameters)
         if parameters.is_greedy:
-            return greedy(scores)
+            return _all(greedy(scores))
         scores /= parameters.temperature  # a copy already
-        return self._drawn(scores.cpu().numpy(), histories.positions.tolist())
+        on_host, positions = scores.cpu().numpy(), histories.positions.tolist()
+        return Choices(lambda row: self._draw(on_host[row], positions[row]))
 
-    def _drawn(self, scores: NDArray[np.float32], positions: Sequence[int]) -> Choice:
-        """On the host, where the noise is made: [rows, vocab] scores, and the positions that are decided after them."""
-        held, vocab_size = self._words, scores.shape[1]
-        self._words = {
-            each: held[each] if each in held else words(self._parameters.seed, each, vocab_size)
-            for each in set(positions)
-        }
-        drawn = [self._draw(row, self._words[each]) for row, each in zip(scores, positions, strict=True)]
-        token_ids, margins = zip(*drawn, strict=True)
-        return Choice(np.array(token_ids, dtype=np.int64), np.array(margins, dtype=np.float32))
-
-    def _draw(self, scores: NDArray[np.float32], drawn: NDArray[np.uint64]) -> Drawn:
+    def _draw(self, scores: NDArray[np.float32], position: int) -> Drawn:
+        drawn = words(self._parameters.seed, position, len(scores))
         if not self._parameters.truncates:
             return draw(scores, drawn)
         ids = likely(scores, self._parameters)
         place, margin = draw(scores[ids], drawn[ids])
         return Drawn(int(ids[place]), margin)
+
+
+def _all(choice: Choice) -> Choices:
+    """Of rows that are decided already."""
+    decided = [Drawn(*pair) for pair in zip(choice.token_ids.tolist(), choice.margins, strict=True)]
+    return Choices(decided.__getitem__)
 
 
 class LogProbabilities(NamedTuple):

@@ -8,9 +8,9 @@ torch nor messages.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -18,6 +18,12 @@ from numpy.typing import ArrayLike, NDArray
 from protos.errors import InvalidFieldError
 
 MAX_TOKEN_ID = 2**32 - 1
+
+
+class Decided(Protocol):
+    """A token for each row: a list, an array, or something that works it out when it is asked."""
+
+    def __getitem__(self, row: int, /) -> int | np.int64: ...
 
 
 @dataclass(frozen=True, eq=False)
@@ -101,11 +107,11 @@ class TokenTree:
                 children[parent][token_id] = row
         return children
 
-    def accept(self, decided: Sequence[int] | NDArray[np.int64]) -> list[int]:
+    def accept(self, decided: Decided) -> list[int]:
         """Walk from the root along the tokens that the teacher decided (greedy or seeded alike).
 
         Args:
-            decided: [rows] the teacher's token after each row.
+            decided: [rows] the teacher's token after each row; only rows on the path are looked at.
 
         Returns:
             Accepted rows in path order, the root left out. The next token is ``decided`` at the last of them (or at 0).

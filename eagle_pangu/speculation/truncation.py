@@ -62,7 +62,8 @@ def _cut(scores: NDArray[np.float32], parameters: SamplingParameters) -> tuple[n
 
 def _best(scores: NDArray[np.float32], count: int) -> NDArray[np.float32]:
     """So many of the best scores, best first; fewer where banned ones would be among them."""
+    scores = scores[scores > -np.inf]  # also since so many equal ones make the partition slow
     if count < len(scores):
         scores = np.partition(scores, -count)[-count:]
     best: NDArray[np.float32] = np.negative(np.sort(np.negative(scores)))
-    return best[: np.searchsorted(-best, np.inf)]
+    return best

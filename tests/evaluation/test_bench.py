@@ -197,7 +197,9 @@ def test_a_refused_turn_ends_the_run_with_its_status_and_keeps_the_turns_before(
     [
         (["--shard", "3/2"], "shard"),
         (["--shard", "2/2", "--limit", "1"], "shard"),
-        (["--dtype", "float8"], "teacher.dtype"),
+        (["--dtype", "float32"], "dtype: the services behind a server have their own"),
+        (["--draft-threads", "1"], "draft_threads: the services"),
+        (["--teacher-threads", "1"], "teacher_threads: the services"),
         (["--prompts", "missing.jsonl"], "missing.jsonl"),
     ],
 )

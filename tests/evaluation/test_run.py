@@ -13,6 +13,7 @@ import pytest
 from eagle_pangu.evaluation.replay import replay
 from eagle_pangu.evaluation.run import RunSettings, run
 from eagle_pangu.evaluation.trace_file import read_trace
+from eagle_pangu.serving.configuration import SettingsError
 from tests.models import tiny_llama
 
 
@@ -63,6 +64,17 @@ def test_flags_lie_over_the_configuration_and_raise_the_limits_that_they_need(
     assert services.teacher.max_rows == services.draft.max_rows == 200
     assert services.teacher.max_depth == dataclasses.replace(settings, depth=None).services().teacher.max_depth
     assert services.orchestrator.trace == (tmp_path / "trace.jsonl").resolve()
+
+
+def test_a_value_that_the_services_do_not_take_is_refused_by_name(tmp_path: Path) -> None:
+    with pytest.raises(SettingsError, match=r"teacher\.dtype"):
+        RunSettings(tmp_path, dtype="float8").services()
+
+
+def test_transformers_own_generate_takes_its_model_and_threads_beside_a_server(tmp_path: Path) -> None:
+    RunSettings(tmp_path, server="host:1", against_transformers=True, teacher_model="somewhere", teacher_threads=1)
+    with pytest.raises(ValueError, match="numerics: the services"):
+        RunSettings(tmp_path, server="host:1", against_transformers=True, numerics="free")
 
 
 def test_the_benchmark_and_the_trace_commands_import_without_torch() -> None:

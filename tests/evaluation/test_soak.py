@@ -69,10 +69,13 @@ def record(answer: tuple[int, ...], finish_reason: str, expected: tuple[int, ...
     return LoadRecord(TurnRecord("a", 1, alone, other), StreamedAnswer(other, arrivals))
 
 
-def summary_of(*records: LoadRecord, after: Free = WHOLE) -> SoakSummary:
+STEADY = Memory(100.0, 120.0, 120.0)
+
+
+def summary_of(*records: LoadRecord, after: Free = WHOLE, memory: Memory = STEADY) -> SoakSummary:
     phase = LoadedPhase(Load(32), records, seconds=1.0)
     load = summarise_load(phase, Numerics("float32", "bitwise", "performance"), "ngram")
-    return summarise_soak(load, phase, WHOLE, after, Memory(100.0, 120.0, 120.0))
+    return summarise_soak(load, phase, WHOLE, after, {"teacher": STEADY, "draft": memory})
 
 
 def test_finished_and_cancelled_sessions_are_counted_and_all_compared() -> None:
@@ -93,3 +96,17 @@ def test_finished_and_cancelled_sessions_are_counted_and_all_compared() -> None:
 def test_what_is_not_given_back_fails_the_run(after: Free, said: str) -> None:
     (failure,) = summary_of(record((1,), "length", (1,)), after=after).failures
     assert said in failure
+
+
+@pytest.mark.parametrize(
+    ("memory", "grows"),
+    [
+        (Memory(100.0, 300.0, 363.0), False),
+        (Memory(100.0, 300.0, 365.0), True),
+        (Memory(100.0, 300.0, 100.0), False),
+        (Memory(None, None, None), False),
+    ],
+)
+def test_memory_above_that_under_load_fails_the_run(memory: Memory, *, grows: bool) -> None:
+    failures = summary_of(record((1,), "length", (1,)), memory=memory).failures
+    assert failures == (("the draft holds 365 MiB without sessions, 300 with them halfway",) if grows else ())

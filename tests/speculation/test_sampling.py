@@ -13,10 +13,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers.generation.logits_process import TopPLogitsWarper
 
+from eagle_pangu.speculation.draw import Drawn
 from eagle_pangu.speculation.index_guard import IndexGuard
 from eagle_pangu.speculation.noise import gumbel
 from eagle_pangu.speculation.parameters import SamplingParameters
-from eagle_pangu.speculation.sampling import Choice, Sampler, greedy, logprobs
+from eagle_pangu.speculation.sampling import Choice, Choices, Sampler, greedy, logprobs
 from eagle_pangu.speculation.tree import TokenTree
 from tests.trees import token_trees
 
@@ -113,7 +114,7 @@ def decoded_plainly(parameters: SamplingParameters, prompt: list[int], start: in
     sampler = Sampler(parameters, prompt, start)
     for token_id in path[:-1]:
         sampler.commit([token_id])
-    return sampler.decide(logits_after(prompt + path), TokenTree.root_only(path[-1]))
+    return sampler.decide(logits_after(prompt + path), TokenTree.root_only(path[-1])).of([0])
 
 
 prompts = st.lists(st.integers(0, 12), min_size=1, max_size=8)
@@ -127,7 +128,7 @@ def test_a_row_decides_what_plain_decoding_of_its_path_does(
 ) -> None:
     parameters.validate(VOCAB)
     start = data.draw(st.integers(0, len(prompt)))
-    choice = Sampler(parameters, prompt, start).decide(tree_logits(prompt, tree), tree)
+    choice = Sampler(parameters, prompt, start).decide(tree_logits(prompt, tree), tree).of(range(tree.rows))
     for row in range(tree.rows):
         alone = decoded_plainly(parameters, prompt, start, path_of(tree, row))
         assert alone.token_ids.tolist() == [choice.token_ids[row]]
@@ -147,11 +148,11 @@ def test_neither_other_rows_nor_their_order_change_a_decision(
     number = {row: new for new, row in enumerate(order)}
     part = TokenTree.build(tree.token_ids[order], [number[int(tree.parents[row])] for row in order])
     sampler = Sampler(parameters, prompt, len(prompt))
-    whole = sampler.decide(tree_logits(prompt, tree), tree)
+    whole = sampler.decide(tree_logits(prompt, tree), tree).of(order)
     for _ in range(2):  # deciding is pure: the second time is as the first
-        choice = sampler.decide(tree_logits(prompt, part), part)
-        assert choice.token_ids.tolist() == whole.token_ids[order].tolist()
-        assert choice.margins.tolist() == whole.margins[order].tolist()
+        choice = sampler.decide(tree_logits(prompt, part), part).of(range(part.rows))
+        assert choice.token_ids.tolist() == whole.token_ids.tolist()
+        assert choice.margins.tolist() == whole.margins.tolist()
 
 
 @settings_of_every_kind
@@ -160,9 +161,9 @@ def test_rounds_over_any_tree_give_the_tokens_of_plain_decoding(parameters: Samp
     plain = Sampler(parameters, prompt, len(prompt))
     expected = plain.first(logits_after(prompt)).token_ids.tolist()
     while len(expected) < length:
-        choice = plain.decide(logits_after(prompt + expected), TokenTree.root_only(expected[-1]))
+        choices = plain.decide(logits_after(prompt + expected), TokenTree.root_only(expected[-1]))
         plain.commit(expected[-1:])
-        expected += choice.token_ids.tolist()
+        expected.append(choices[0])
 
     sampler = Sampler(parameters, prompt, len(prompt))
     answer = sampler.first(logits_after(prompt)).token_ids.tolist()
@@ -171,10 +172,10 @@ def test_rounds_over_any_tree_give_the_tokens_of_plain_decoding(parameters: Samp
         right = expected[len(answer) : len(answer) + rounds % 4]  # drafts of 0 to 3 right tokens, and a wrong one
         chain = [answer[-1], *right, 31]
         tree = TokenTree.build(chain, np.maximum(np.arange(len(chain)) - 1, 0))
-        choice = sampler.decide(tree_logits(prompt + answer[:-1], tree), tree)
-        path = [0, *tree.accept(choice.token_ids)]
+        choices = sampler.decide(tree_logits(prompt + answer[:-1], tree), tree)
+        path = [0, *tree.accept(choices)]
         sampler.commit(tree.token_ids[path].tolist())
-        answer += choice.token_ids[path].tolist()
+        answer += choices.of(path).token_ids.tolist()
         rounds += 1
     assert answer[:length] == expected[:length]
 
@@ -186,7 +187,7 @@ def test_a_session_opened_again_goes_on_as_before(parameters: SamplingParameters
     before.commit(answer[:-1])
     again = Sampler(parameters, prompt + answer, len(prompt))
     logits = logits_after(prompt + answer)
-    expected = before.decide(logits, TokenTree.root_only(answer[-1]))
+    expected = before.decide(logits, TokenTree.root_only(answer[-1])).of([0])
     assert [column.tolist() for column in again.first(logits)] == [column.tolist() for column in expected]
 
 
@@ -194,7 +195,8 @@ def test_the_seed_decides_what_is_drawn() -> None:
     def drawn(seed: int) -> list[int]:
         chain = TokenTree.build([0] * 50, np.maximum(np.arange(50) - 1, 0))
         sampler = Sampler(SamplingParameters(temperature=1.0, seed=seed), [1, 2], 2)
-        return sampler.decide(torch.zeros(50, VOCAB), chain).token_ids.tolist()  # type: ignore[no-any-return]
+        choice = sampler.decide(torch.zeros(50, VOCAB), chain).of(range(50))
+        return choice.token_ids.tolist()  # type: ignore[no-any-return]
 
     assert drawn(1) == drawn(1)
     assert drawn(1) != drawn(2)
@@ -234,7 +236,7 @@ def test_draws_over_many_positions_follow_softmax(temperature: float, top_p: flo
     chain = TokenTree.build(np.zeros(100), np.maximum(np.arange(100) - 1, 0))
     counts = np.zeros(8)
     for _ in range(20):
-        counts += np.bincount(sampler.decide(logits.expand(100, 8), chain).token_ids, minlength=8)
+        counts += np.bincount(sampler.decide(logits.expand(100, 8), chain).of(range(100)).token_ids, minlength=8)
         sampler.commit(chain.token_ids.tolist())
 
     scores = TopPLogitsWarper(top_p)(torch.zeros(1, 1), logits[None] / temperature)
@@ -244,6 +246,21 @@ def test_draws_over_many_positions_follow_softmax(temperature: float, top_p: flo
     statistic = float((((counts - expected) ** 2)[possible] / expected[possible]).sum())
     freedom = float(possible.sum() - 1)
     assert torch.special.gammaincc(torch.tensor(freedom / 2), torch.tensor(statistic / 2)) > 1e-4
+
+
+def test_only_the_rows_on_the_accepted_path_are_drawn() -> None:
+    drawn: list[int] = []
+
+    def draw(row: int) -> Drawn:
+        drawn.append(row)
+        return Drawn([7, 1, 2, 9, 3][row], np.float32(0.5))
+
+    tree = TokenTree.build([0, 5, 7, 8, 2], [0, 0, 0, 1, 2])
+    choices = Choices(draw)
+    path = [0, *tree.accept(choices)]
+    assert path == [0, 2, 4]
+    assert choices.of(path).token_ids.tolist() == [7, 2, 3]
+    assert drawn == path
 
 
 # ---- log probabilities -----------------------------------------------------------------------------------------------
