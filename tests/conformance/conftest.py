@@ -76,7 +76,8 @@ async def self_draft(engine: Engine, model: Path, every_drafter: DraftSettings) 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def scripted_draft(engine: Engine, model: Path) -> AsyncIterator[System]:
-    """The draft proposes what `System.draft.plan` says."""
+    """The draft proposes what its `plan` says, in every round: the teacher never asks for fewer rows."""
     known = Known()
-    async with system(engine, ScriptedDraft(known.chain(0), known), teacher_settings(model)) as each:
+    settings = teacher_settings(model, advise_rows=False)
+    async with system(engine, ScriptedDraft(known.chain(0), known), settings) as each:
         yield each
