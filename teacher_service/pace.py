@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Sequence
 
@@ -36,9 +37,9 @@ class Pace:
         self._advice.observe_gap(time.monotonic() - self._answered, drafted=tree.drafted > 0)
 
     def decided(self, tree: TokenTree, accepted: Sequence[int]) -> None:
-        """It is verified."""
+        """It is verified. The advice learns of it once the answer is on its way: no round waits for that."""
         budget = self._asked if self.advised is None else self.advised
-        self._advice.observe_verdict(tree, accepted, budget)
+        asyncio.get_running_loop().call_soon(self._advice.observe_verdict, tree, accepted, budget)
 
     def next_rows(self, *, joins: bool = False) -> int | None:
         """Drafted rows for the next tree, None: as many as asked for; said as the answer goes out.

@@ -65,7 +65,9 @@ def greedy(logits: torch.Tensor) -> Choice:
     """
     rows, vocab = logits.shape
     nothing = float("-inf")
-    pieces = F.pad(logits, (0, -vocab % _PIECE), value=nothing).view(rows, -1, _PIECE)
+    missing = -vocab % _PIECE
+    whole = F.pad(logits, (0, missing), value=nothing) if missing else logits
+    pieces = whole.reshape(rows, -1, _PIECE)
     highest = pieces.amax(dim=-1)
     piece = highest.argmax(dim=-1, keepdim=True)
     inside = gather(pieces, 1, piece[..., None].expand(rows, 1, _PIECE)).squeeze(1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from types import SimpleNamespace
 
 import pytest
@@ -35,22 +36,25 @@ def pace(advice: Advice, *, advises: bool = True) -> Pace:
     return Pace(advice, SimpleNamespace(sessions=4), ASKED, advises=advises)
 
 
-def test_the_budget_of_a_round_is_what_was_advised_for_it_and_else_what_was_asked_for():
+async def test_the_budget_of_a_round_is_what_was_advised_for_it_and_else_what_was_asked_for():
     advice = Told()
     own = pace(advice)
     for advice.given in (3, 0, None):
         own.decided(TREE, [1])
         assert own.next_rows() == advice.given
     own.decided(TREE, [1])
+    assert advice.budgets == []  # the answers go first
+    await asyncio.sleep(0)
     assert advice.budgets == [ASKED, 3, 0, ASKED]
 
 
-def test_a_session_whose_peer_is_not_told_has_the_budget_that_it_asked_for():
+async def test_a_session_whose_peer_is_not_told_has_the_budget_that_it_asked_for():
     advice = Told()
     advice.given = 3
     own = pace(advice, advises=False)
     assert own.next_rows() is None
     own.decided(TREE, [1])
+    await asyncio.sleep(0)
     assert advice.budgets == [ASKED]
     assert advice.asked == []
 
