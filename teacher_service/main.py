@@ -19,6 +19,7 @@ from eagle_pangu.speculation.engine import Engine
 from eagle_pangu.speculation.invariance import NoInvarianceError
 from eagle_pangu.speculation.models import ModelError, resolve_model
 from eagle_pangu.speculation.plan import whole_blocks
+from eagle_pangu.speculation.warm_up import warm_up
 from protos.v1 import teacher_pb2_grpc
 from teacher_service.advice import Advice
 from teacher_service.batching.registry import batching_of
@@ -115,12 +116,12 @@ def build_engine(settings: TeacherSettings) -> Engine:
     engine = _load(settings, device, dtype)
     replaceable = settings.dtype == "auto" and dtype != torch.float32
     if not (replaceable and engine.numerics.degraded_reason):
-        engine.warm_up()  # its self-test may find a reason too
+        warm_up(engine)  # its self-test may find a reason too
     if replaceable and (reason := engine.numerics.degraded_reason):
         log.warning("float32 takes the place of the default dtype", reason=reason)
         del engine  # before the second one is loaded
         engine = _load(settings, device, torch.float32)
-        engine.warm_up()
+        warm_up(engine)
     warmed = engine.shapes.warmed if engine.shapes else None
     log.info("model ready", device=device.name, threads=threads, warmed_shapes=warmed, **engine.numerics._asdict())
     if reason := engine.numerics.attention_fallback_reason:

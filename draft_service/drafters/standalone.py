@@ -24,6 +24,7 @@ from eagle_pangu.speculation.engine import Engine
 from eagle_pangu.speculation.models import ModelError, resolve_model
 from eagle_pangu.speculation.segment import Segment, known_tokens
 from eagle_pangu.speculation.tree import TokenTree
+from eagle_pangu.speculation.warm_up import warm_up
 
 CATCH_UP_ROWS = 8
 """Most decided tokens, the root included, that a round reads as the first rows of its branch; more are prefilled."""
@@ -155,5 +156,5 @@ def load_standalone(settings: DraftSettings) -> StandaloneDrafter:
         )
     except AttentionError as error:
         raise DrafterError(f"draft.attention: {error}") from error
-    engine.warm_up()
+    warm_up(engine)
     return StandaloneDrafter(engine, settings.branching)

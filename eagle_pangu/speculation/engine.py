@@ -35,7 +35,6 @@ from eagle_pangu.speculation.norms import fuse_norms
 from eagle_pangu.speculation.plan import ForwardPlan, whole_blocks
 from eagle_pangu.speculation.segment import Segment, known_tokens
 from eagle_pangu.speculation.tree import TokenTree
-from eagle_pangu.speculation.warm_up import run_and_compare, run_every_bucket
 
 Mode = Literal["reference", "performance"]
 NumericsChoice = Literal["auto", "bitwise", "free"]
@@ -137,23 +136,25 @@ class Engine:
         most_rows = max(chunk, max_rows + 1, step_rows)
         self.buckets = Buckets.up_to(most_rows, slot_capacity) if device.static_shapes else None
         self.shapes = SeenShapes() if device.static_shapes else None
+        self._mode = mode
         fuse_norms(self._model)
-        self._adopt("free", mode, degraded_reason)
         rows = {"tree_rows": max_rows + 1, "chunk": chunk}
-        if numerics != "free":
+        if numerics == "free":
+            self._adopt("free", degraded_reason)
+        else:
             try:
                 check_softmax(self._kv_heads * self._group, device)
                 self._row_multiple = attention_row_multiple(self._kv_heads, self._head_dim, device)
                 install_linears(self._model, device, bitwise=True, **rows)
-                self._adopt("bitwise", mode, "")
+                self._adopt("bitwise", "")
             except NoInvarianceError as error:
-                self._degrade(error)
+                self.degrade(error)
         if self.numerics.policy == "free":
             install_linears(self._model, device, bitwise=False, **rows)
         self._cache_layers = [SlotLayer() for _ in range(self._layers)]
         self._taps = FeatureTaps(self._model.base_model.layers)
 
-    def _adopt(self, policy: Literal["bitwise", "free"], mode: Mode, degraded_reason: str) -> None:
+    def _adopt(self, policy: Literal["bitwise", "free"], degraded_reason: str) -> None:
         """Make a policy the one in force: what is reported, which attention runs, and what KV is kept in."""
         dtype = self._model.dtype
         self._kv_dtype = torch.float32 if policy == "bitwise" else dtype
@@ -165,16 +166,16 @@ class Engine:
         else:
             columns = self.slot_columns(self.slot_capacity) + self.spare_columns
             heads = HeadShape(self._kv_heads * self._group, self._kv_heads, self._head_dim, dtype, columns)
-            asked = "eager" if mode == "reference" else self._attention_asked
+            asked = "eager" if self._mode == "reference" else self._attention_asked
             self.attention = self.device.attention(asked, heads)
             name, reason, self._kernel = self.attention[:3]
-        self.numerics = Numerics(dtype_name(dtype), policy, mode, degraded_reason, name, reason)
+        self.numerics = Numerics(dtype_name(dtype), policy, self._mode, degraded_reason, name, reason)
 
-    def _degrade(self, error: NoInvarianceError) -> None:
-        """Go on under `free`, where nobody insisted on `bitwise`."""
+    def degrade(self, error: NoInvarianceError) -> None:
+        """Go on under `free`, for the reason that the error gives; where `bitwise` was asked for, raise it."""
         if self._numerics_asked == "bitwise":
             raise error
-        self._adopt("free", self.numerics.mode, f"no bitwise numerics on this machine: {error}")
+        self._adopt("free", f"no bitwise numerics on this machine: {error}")
 
     @property
     def cache_shape(self) -> CacheShape:
@@ -230,23 +231,6 @@ class Engine:
     def abort(self, slot: Slot) -> None:
         """Drop the branch."""
         slot.abort()
-
-    def warm_up(self) -> None:
-        """Run the shapes that serving runs, so that no request pays for first-use work.
-
-        Under `bitwise` this is also the self-test; where it fails the policy becomes `free`, unless `bitwise` was asked
-        for.
-
-        Raises:
-            NoInvarianceError: the self-test failed, and `bitwise` was asked for.
-        """
-        try:
-            run_and_compare(self)
-        except NoInvarianceError as error:
-            self._degrade(error)
-        if self.buckets and self.shapes:
-            run_every_bucket(self, self.buckets)
-            self.shapes.end_warm_up()
 
     def _forward(self, segments: Sequence[Segment], arrange: Arrange) -> list[ForwardResult]:
         for segment in segments:

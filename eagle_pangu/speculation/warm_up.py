@@ -2,23 +2,37 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 import torch
 
 from eagle_pangu.speculation.buckets import Buckets
 from eagle_pangu.speculation.cache import Slot
+from eagle_pangu.speculation.engine import Engine
 from eagle_pangu.speculation.invariance import NoInvarianceError
 from eagle_pangu.speculation.plan import BLOCK
 from eagle_pangu.speculation.segment import Segment, known_tokens
 from eagle_pangu.speculation.tree import TokenTree
 
-if TYPE_CHECKING:
-    from eagle_pangu.speculation.engine import Engine
+
+def warm_up(engine: Engine) -> None:
+    """Run the shapes that serving runs, so that no request pays for first-use work.
+
+    Under `bitwise` this is also the self-test; where that fails the policy becomes `free`, unless `bitwise` was asked
+    for.
+
+    Raises:
+        NoInvarianceError: the self-test failed, and `bitwise` was asked for.
+    """
+    try:
+        _run_and_compare(engine)
+    except NoInvarianceError as error:
+        engine.degrade(error)
+    if engine.buckets and engine.shapes:
+        _run_every_bucket(engine, engine.buckets)
+        engine.shapes.end_warm_up()
 
 
-def run_and_compare(engine: Engine) -> None:
+def _run_and_compare(engine: Engine) -> None:
     """One tree, alone and beside another session's; under `bitwise` against one-by-one decoding, bit by bit.
 
     Raises:
@@ -45,7 +59,7 @@ def run_and_compare(engine: Engine) -> None:
             raise NoInvarianceError(f"self-test: row {row} of a tree differs from one-by-one decoding")
 
 
-def run_every_bucket(engine: Engine, buckets: Buckets) -> None:
+def _run_every_bucket(engine: Engine, buckets: Buckets) -> None:
     """Chains and trees of every row bucket over slots of every length, then passes that only several sessions fill."""
     most = max(engine.chunk, engine.max_rows + 1)
     for length in buckets.lengths:

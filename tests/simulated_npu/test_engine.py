@@ -14,6 +14,7 @@ from eagle_pangu.speculation.devices.base import AttentionError
 from eagle_pangu.speculation.engine import Engine
 from eagle_pangu.speculation.index_guard import IllegalIndexError
 from eagle_pangu.speculation.segment import Segment, known_tokens
+from eagle_pangu.speculation.warm_up import warm_up
 from tests.index_watch import IndexWatch
 from tests.simulated_npu import operators
 from tests.simulated_npu.systems import CHUNK, FUSED, Compute, engine_on
@@ -162,7 +163,7 @@ def _a_path(tree: Any, length: int) -> list[int]:
 
 def test_the_shapes_that_serving_meets_are_those_of_the_warm_up(directory: Path) -> None:
     engine = engine_on("npu", directory, Compute("llama", "performance", "free", "bfloat16"))
-    engine.warm_up()
+    warm_up(engine)
     assert engine.shapes is not None
     warmed = engine.shapes.warmed
     assert warmed > 0

@@ -20,6 +20,7 @@ from eagle_pangu.speculation.engine import Engine
 from eagle_pangu.speculation.plan import ForwardPlan
 from eagle_pangu.speculation.segment import Segment, known_tokens
 from eagle_pangu.speculation.tree import TokenTree
+from eagle_pangu.speculation.warm_up import warm_up
 from tests.models import tiny_llama
 from tests.speculation.engines import NUMERICS, BucketedCpu, bushy_tree, engine, prompt
 from tests.speculation.test_batches import assert_same, segments
@@ -136,7 +137,7 @@ class WholeSlotsCpu(BucketedCpu):
 def warmed_up(directory: Path, device: WholeSlotsCpu, **options: Any) -> tuple[Engine, SeenShapes]:
     checkpoint = load_checkpoint(directory / "llama", torch.float32, device)
     target = Engine(checkpoint, device, numerics="free", **options)
-    target.warm_up()
+    warm_up(target)
     assert target.shapes is not None
     return target, target.shapes
 
@@ -208,7 +209,7 @@ def test_an_attention_that_cuts_slots_has_a_shape_for_every_length(models: Path)
     target = bucketed(models, numerics="free", chunk=32, max_rows=16)
     assert target.attention is not None
     assert not target.attention.whole_slots
-    target.warm_up()
+    warm_up(target)
     assert target.shapes is not None
     slot = target.open_slot()
     target.prefill(slot, prompt(20), want_logits=True)
@@ -228,8 +229,9 @@ def test_the_device_is_told_of_the_longest_slot_with_its_spare_columns(models: P
             return super().attention(name, heads)
 
     device = Asking()
-    target = Engine(load_checkpoint(models / "llama", torch.float32, device), device, slot_capacity=300)
-    assert {heads.slot_columns for heads in asked} == {320 + 64}
+    checkpoint = load_checkpoint(models / "llama", torch.float32, device)
+    target = Engine(checkpoint, device, slot_capacity=300, numerics="free")
+    assert [heads.slot_columns for heads in asked] == [320 + 64]
     assert target.open_slot().columns(0)[0].shape[2] == 320 + 64
 
 

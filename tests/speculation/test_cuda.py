@@ -17,6 +17,7 @@ from eagle_pangu.speculation.engine import Engine
 from eagle_pangu.speculation.layouts.rectangle import Rectangle
 from eagle_pangu.speculation.layouts.rectangular import RectangularLayout
 from eagle_pangu.speculation.segment import Segment
+from eagle_pangu.speculation.warm_up import warm_up
 from tests.models import ARCHITECTURES, tiny_model
 from tests.speculation.engines import NUMERICS, bushy_tree, one_by_one, prompt
 
@@ -138,7 +139,7 @@ def test_rows_of_a_tree_are_those_of_one_by_one_decoding(tmp_path: Path, mode: s
     """With `auto` in the place of `bitwise`: whether this card keeps bits is measured; where it does they are kept."""
     asked = "auto" if numerics == "bitwise" else numerics
     target = engine_on("cuda", tmp_path, mode=mode, numerics=asked, branch=branch)
-    target.warm_up()
+    warm_up(target)
     assert bool(target.numerics.degraded_reason) == (target.numerics.policy != numerics)
     _, verified = prompt_and_tree(target)
     for row in range(TREE.rows):

@@ -12,6 +12,7 @@ from transformers import AutoModelForCausalLM
 from eagle_pangu.speculation.engine import Engine, NoInvarianceError
 from eagle_pangu.speculation.segment import Segment
 from eagle_pangu.speculation.tree import TokenTree
+from eagle_pangu.speculation.warm_up import warm_up
 from protos.errors import InvalidFieldError
 from tests.models import ARCHITECTURES
 from tests.speculation.engines import NUMERICS, bushy_tree, engine, one_by_one, prompt
@@ -193,7 +194,7 @@ def test_rows_beyond_the_capacity_are_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("capacity", [16, 64, 100])
 def test_an_engine_of_small_slots_warms_up(tmp_path: Path, capacity: int) -> None:
-    engine(tmp_path, slot_capacity=capacity).warm_up()
+    warm_up(engine(tmp_path, slot_capacity=capacity))
 
 
 def test_auto_falls_back_to_free_and_says_why_where_no_class_exists(
@@ -209,7 +210,7 @@ def test_auto_falls_back_to_free_and_says_why_where_no_class_exists(
 
 def test_the_self_test_notices_attention_that_is_not_invariant(tmp_path: Path) -> None:
     target = engine(tmp_path, numerics="bitwise")
-    target.warm_up()
+    warm_up(target)
     honest = target._kernel
 
     def drifting(query: torch.Tensor, *rest: object) -> torch.Tensor:
@@ -217,10 +218,10 @@ def test_the_self_test_notices_attention_that_is_not_invariant(tmp_path: Path) -
 
     target._kernel = drifting
     with pytest.raises(NoInvarianceError, match="self-test"):
-        target.warm_up()
+        warm_up(target)
     lenient = engine(tmp_path, numerics="auto")
     lenient._kernel = drifting
-    lenient.warm_up()
+    warm_up(lenient)
     assert lenient.numerics.policy == "free"
     assert "self-test" in lenient.numerics.degraded_reason
 

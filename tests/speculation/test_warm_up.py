@@ -13,6 +13,7 @@ from eagle_pangu.speculation.engine import Engine, ForwardResult
 from eagle_pangu.speculation.invariance import NoInvarianceError
 from eagle_pangu.speculation.plan import ForwardPlan
 from eagle_pangu.speculation.segment import Segment
+from eagle_pangu.speculation.warm_up import warm_up
 from tests.speculation.engines import engine
 
 
@@ -33,7 +34,7 @@ def test_any_row_of_a_tree_that_drifts_is_noticed(target: Engine, row: int) -> N
 
     target._kernel = drifting
     with pytest.raises(NoInvarianceError, match=f"self-test: row {row} of a tree differs"):
-        target.warm_up()
+        warm_up(target)
 
 
 def test_a_tree_that_changes_beside_another_session_is_noticed(target: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -47,4 +48,4 @@ def test_a_tree_that_changes_beside_another_session_is_noticed(target: Engine, m
 
     monkeypatch.setattr(target, "run", drifting)
     with pytest.raises(NoInvarianceError, match="self-test: row 0"):
-        target.warm_up()
+        warm_up(target)
