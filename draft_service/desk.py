@@ -1,7 +1,8 @@
 """A drafter and the thread that alone calls it, whose passes its sessions share.
 
-What sessions ask for is computed as soon as the thread is free, all that waits in one pass: whoever comes in the middle
-of another's proposal joins at its next level, and nobody ever waits for company. It knows neither messages nor gRPC.
+What sessions ask for is computed as soon as the thread is free, in one pass all that waits, as far as the drafter takes
+it at once: whoever comes in the middle of another's proposal joins at its next level, and nobody waits for company. It
+knows neither messages nor gRPC.
 """
 
 from __future__ import annotations
@@ -85,8 +86,9 @@ class Desk:
         await self._worker.close()
 
     def plan(self, waiting: Sequence[Waiting[Any]], now: float) -> Plan[Any]:
-        """See `Batcher`: all that waits, at once."""
-        return Plan([Chosen(each, each.request) for each in waiting])
+        """See `Batcher`: those that have waited longest, as many as share a pass."""
+        most = self.drafter.together([each.request for each in waiting])
+        return Plan([Chosen(each, each.request) for each in waiting[:most]])
 
     def compute(self, chosen: Sequence[Chosen[Any]]) -> Sequence[Any]:
         """See `Batcher`."""

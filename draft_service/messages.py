@@ -5,7 +5,8 @@ It checks what only a message can get wrong; the rules of the values are their o
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 import grpc
 
@@ -17,6 +18,18 @@ from eagle_pangu.speculation.tree import TokenTree
 from protos.codec import decode_features, encode_tree, fingerprint_differences
 from protos.errors import InvalidFieldError, StaleMessageError
 from protos.v1 import draft_pb2, model_pb2, teacher_pb2, tree_pb2
+
+if TYPE_CHECKING:
+    from eagle_pangu.speculation.buckets import SeenShapes
+
+
+def write_shapes(drafters: Mapping[str, SeenShapes | None]) -> dict[str, teacher_pb2.ShapeStats]:
+    """By drafter, of those whose shapes cost something."""
+    return {
+        name: teacher_pb2.ShapeStats(warmed=seen.warmed, met_later=seen.met_later)
+        for name, seen in drafters.items()
+        if seen is not None
+    }
 
 
 def read_opening(epoch: int, message: draft_pb2.OpenDraftSession, default_drafter: str) -> Opening:

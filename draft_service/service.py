@@ -57,7 +57,12 @@ class DraftServicer(draft_pb2_grpc.DraftServiceServicer):
         self, request: draft_pb2.GetDraftersRequest, context: Context
     ) -> draft_pb2.GetDraftersResponse:
         """The drafters on offer."""
-        return draft_pb2.GetDraftersResponse(drafters=list(self._desks), default_drafter=self._default_drafter)
+        shapes = {name: desk.drafter.shapes for name, desk in self._desks.items()}
+        return draft_pb2.GetDraftersResponse(
+            drafters=list(self._desks),
+            default_drafter=self._default_drafter,
+            shapes=messages.write_shapes(shapes),
+        )
 
     async def Propose(self, requests: Requests, context: Context) -> Responses:  # noqa: N802
         """One session."""

@@ -61,8 +61,7 @@ def read_request(
         traceparent: handed on.
 
     Raises:
-        InvalidRequestError: holds every violation, up to MOST_VIOLATIONS of them; of the rules that are
-            `SamplingParameters`' own, the first one broken.
+        InvalidRequestError: holds every violation, up to MOST_VIOLATIONS of them.
     """
     options = message.options
     reading = _Reading(options, limits, tokenizer)

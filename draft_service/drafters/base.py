@@ -10,12 +10,15 @@ bad proposal costs speed, never a token.
 from __future__ import annotations
 
 from collections.abc import Generator, Sequence
-from typing import NamedTuple, Protocol, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from eagle_pangu.speculation.tree import TokenTree
+
+if TYPE_CHECKING:
+    from eagle_pangu.speculation.buckets import SeenShapes  # torch is not needed to look tokens up
 
 R = TypeVar("R")
 """What a session asks to be computed in a pass."""
@@ -122,6 +125,15 @@ class Drafter(Protocol[R, S]):
             prompt: >= 1 ids, valid for the teacher.
             max_budget: the largest that `propose` will be given.
         """
+        ...
+
+    @property
+    def shapes(self) -> SeenShapes | None:
+        """Distinct ones that its model has computed; None where they cost nothing."""
+        ...
+
+    def together(self, requests: Sequence[R]) -> int:
+        """How many of the first of these share the next pass, >= 1."""
         ...
 
     def compute(self, requests: Sequence[R]) -> Sequence[S]:

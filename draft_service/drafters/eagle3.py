@@ -145,10 +145,15 @@ class Eagle3Drafter:
         self._width = width
         self.identity = identity
         self.context_limit = engine.context_limit
+        self.shapes = engine.shapes
 
     def open(self, prompt: Sequence[int], max_budget: Budget) -> Eagle3Session:
         """A session with a slot of its own; nothing is read before features come."""
         return Eagle3Session(self._engine, prompt, self._width)
+
+    def together(self, requests: Sequence[HeadRequest]) -> int:
+        """All, or as many as the shapes run at start allow."""
+        return self._engine.together(requests)
 
     def compute(self, requests: Sequence[HeadRequest]) -> list[HeadResult]:
         """One pass of the head."""

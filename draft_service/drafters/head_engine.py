@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from draft_service.drafters.children import NO_CHILDREN, Children, top_children
 from eagle_pangu.speculation.attention.kernels import over_slot
-from eagle_pangu.speculation.buckets import Buckets
+from eagle_pangu.speculation.buckets import Buckets, SeenShapes
 from eagle_pangu.speculation.cache import SPARE_COLUMNS, CacheShape, Slot, SlotLayer
 from eagle_pangu.speculation.devices import Device
 from eagle_pangu.speculation.devices.base import HeadShape
@@ -32,7 +32,7 @@ from eagle_pangu.speculation.segment import Segment, known_tokens
 from eagle_pangu.speculation.tree import TokenTree
 
 MOST_ROWS = 256
-"""Of a pass, where rows are rounded up to few sizes: a chunk of a prompt. A larger pass takes a multiple."""
+"""Of a pass, where rows are rounded up to few sizes: a chunk of a prompt."""
 
 
 class HeadRequest(NamedTuple):
@@ -74,6 +74,9 @@ class HeadEngine:
         attention: by name; "auto" is the device's best.
         check_indices: run under the index guard.
 
+    Attributes:
+        shapes: on a device with static shapes, the distinct ones computed; None elsewhere.
+
     Raises:
         AttentionError: the attention asked for cannot serve the head, or slots as long as these, here.
     """
@@ -102,12 +105,14 @@ class HeadEngine:
         self._scale = head.config.head_dim**-0.5
         self._group = head.config.attention_heads // head.config.key_value_heads
         self._buckets = Buckets.up_to(MOST_ROWS, self.context_limit) if device.static_shapes else None
+        self.shapes = SeenShapes() if device.static_shapes else None
         columns = whole_blocks(self.context_limit) + (SPARE_COLUMNS if self._buckets else 0)
         heads = HeadShape(
             head.config.attention_heads, head.config.key_value_heads, head.config.head_dim, self._dtype, columns
         )
         chosen = device.attention(attention, heads)
         self._kernel = over_slot(chosen.masked, self._keep) if window else chosen.over_slot
+        self._whole_slots = chosen.whole_slots and not window
         self._cache_layers = [SlotLayer()]
         # The device's kernels in the place of linear layers and norms; a draft's rounding costs speed at most.
         fuse_norms(self.head)
@@ -129,6 +134,12 @@ class HeadEngine:
         config = self.head.config
         shape = CacheShape(1, config.key_value_heads, config.head_dim, self._dtype, self.device.torch_device)
         return Slot(shape, self.context_limit, static_shapes=self._buckets is not None)
+
+    def together(self, requests: Sequence[HeadRequest]) -> int:
+        """How many of the first of these share a pass, >= 1: with static shapes, no more than were run at start."""
+        if self._buckets is None:
+            return len(requests)
+        return self._buckets.together([request.segment.rows for request in requests])
 
     @torch.inference_mode()
     def run(self, requests: Sequence[HeadRequest], width: int) -> list[HeadResult]:
@@ -160,6 +171,12 @@ class HeadEngine:
         slots = [segment.slot for segment in segments]
         layout = RaggedLayout(self._cache_layers, slots, plans, self._kernel, self._buckets)
 
+        if self.shapes:
+            self.shapes.note("rows", *layout.input_ids.shape)
+            for plan in plans:
+                columns = 0 if self._whole_slots else plan.columns  # all slots are of one length
+                self.shapes.note("attention", "chain" if plan.is_chain else "tree", plan.rows, columns)
+
         def attend(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
             key, value = layout.cache.update(key, value, 0)
             return layout.attend(0, query, key, value, self._scale).transpose(1, 2)
@@ -178,9 +195,7 @@ class HeadEngine:
         return children._replace(token_ids=self._target_ids[children.token_ids])
 
     def warm_up(self, width: int) -> None:
-        """Run the shapes that one session's drafting runs, so that no request pays for first-use work.
-
-        Of passes that several sessions fill past `MOST_ROWS`, the first of each multiple does.
+        """Run the shapes that drafting runs, so that no request pays for first-use work.
 
         Args:
             width: most children of a row, as in `run`.
@@ -193,6 +208,8 @@ class HeadEngine:
             self._run_chain(slot, min(rows, slot.capacity), width)
             if fewest + 2 <= slot.capacity:
                 self._run_star(slot, fewest, width)
+        if self.shapes:
+            self.shapes.end_warm_up()
 
     def _run_chain(self, slot: Slot, rows: int, width: int) -> None:
         slot.truncate(0)
@@ -225,6 +242,8 @@ class HeadEngine:
         if self._buckets is None:
             return compute(rows)
         missing = self._buckets.rows_for(len(rows)) - len(rows)
+        if self.shapes:
+            self.shapes.note(compute.__name__, len(rows) + missing)
         return compute(F.pad(rows, (0, 0, 0, missing)))[: len(rows)]
 
     def _children_of_each(

@@ -119,12 +119,17 @@ class HybridDrafter:
         self._longest = longest
         self._matches = matches
         self.identity = head.identity
+        self.shapes = head.shapes
 
     def open(self, prompt: Sequence[int], max_budget: Budget) -> HybridSession:
         """A session over the prompt, indexed at once."""
         index = NgramIndex(self._shortest, self._longest)
         index.extend(prompt)
         return HybridSession(self._head.open(prompt, max_budget), index, self._matches)
+
+    def together(self, requests: Sequence[HeadRequest]) -> int:
+        """As many as the head takes."""
+        return self._head.together(requests)
 
     def compute(self, requests: Sequence[HeadRequest]) -> list[HeadResult]:
         """A pass of the head; rows of the look-up take none."""

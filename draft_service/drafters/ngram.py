@@ -137,6 +137,7 @@ class NgramDrafter:
     needs_features = False
     context_limit = 0
     identity = None
+    shapes = None
 
     def __init__(self, shortest: int, longest: int, matches: int) -> None:
         self._shortest = shortest
@@ -148,6 +149,10 @@ class NgramDrafter:
         index = NgramIndex(self._shortest, self._longest)
         index.extend(prompt)
         return NgramSession(index, self._matches)
+
+    def together(self, requests: Sequence[Never]) -> int:
+        """Never called."""
+        return len(requests)
 
     def compute(self, requests: Sequence[Never]) -> Sequence[Never]:
         """Never called: no session asks for a pass."""

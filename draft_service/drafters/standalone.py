@@ -112,6 +112,7 @@ class StandaloneDrafter:
     def __init__(self, engine: Engine, width: int) -> None:
         self._engine = engine
         self._width = width
+        self.shapes = engine.shapes
         checkpoint = engine.checkpoint
         self.context_limit = min(checkpoint.context_limit, engine.slot_capacity)
         self.identity = ModelIdentity(
@@ -121,6 +122,11 @@ class StandaloneDrafter:
     def open(self, prompt: Sequence[int], max_budget: Budget) -> StandaloneSession:
         """A session with a slot of its own; the prompt is not read yet."""
         return StandaloneSession(self._engine, prompt, self._width, self.context_limit)
+
+    def together(self, requests: Sequence[Segment]) -> int:
+        """All, or as many as the shapes run at start allow."""
+        buckets = self._engine.buckets
+        return buckets.together([request.rows for request in requests]) if buckets else len(requests)
 
     def compute(self, requests: Sequence[Segment]) -> list[Children]:
         """One forward pass; none of a chunk that is only read."""

@@ -43,7 +43,7 @@ def launch(app: typer.Typer, name: str) -> NoReturn:
     """Run a command to the end of the process; a torch that torch_npu keeps from being imported is no traceback."""
     try:
         app(prog_name=name)
-    except (RuntimeError, ImportError, OSError) as error:
+    except Exception as error:
         if explanation(error) is None:
             raise
         _say(error)

@@ -11,6 +11,7 @@ from typing import Annotated
 import grpc
 import grpc.aio
 import typer
+from google.protobuf import json_format
 
 from eagle_pangu.cli import services
 from eagle_pangu.cli.answer_output import AnswerPrinter, as_object
@@ -27,8 +28,11 @@ CONNECT_SECONDS = 2.0
 
 def generate(
     text: Annotated[str | None, typer.Argument(help="What to say to the model; - reads it from stdin.")] = None,
-    token_ids: Annotated[str | None, typer.Option(help="Prompt as ids with commas, instead of a text.")] = None,
-    raw: Annotated[bool, typer.Option("--raw", help="The text as it is, without the chat template.")] = False,
+    prompt: Annotated[str | None, typer.Option(help="Text to go on with, without the chat template.")] = None,
+    prompt_token_ids: Annotated[str | None, typer.Option(help="The same as ids, with commas.")] = None,
+    chat: Annotated[
+        str | None, typer.Option(help='A whole chat: {"messages": [{"role": "system", "content": "..."}, ...]}.')
+    ] = None,
     max_tokens: Annotated[int | None, typer.Option(min=1, help="Most tokens of the answer.")] = None,
     stop: Annotated[list[str] | None, typer.Option(help="String that ends the answer; may be repeated.")] = None,
     drafter: Annotated[
@@ -68,7 +72,7 @@ def generate(
     teacher_model: services.TeacherModel = None,
     draft_model: services.DraftModel = None,
 ) -> None:
-    """Answer a text (through the chat template unless --raw) or token ids.
+    """Answer a text as the only message of a chat, or one of --prompt, --prompt-token-ids and --chat.
 
     --dtype, --mode, --numerics, --teacher-model and --draft-model describe the services of --start.
     """
@@ -76,7 +80,7 @@ def generate(
         dtype=dtype, mode=mode, numerics=numerics, teacher_model=teacher_model, draft_model=draft_model
     )
     try:
-        options = _options(text, token_ids, raw=raw)
+        options = _options(text, prompt, prompt_token_ids, chat)
         if (rows is None) != (depth is None):
             raise CommandError("--rows and --depth go together")
         if not as_json and (logprobs is not None or prompt_logprobs is not None or return_margins):
@@ -134,18 +138,23 @@ def generate(
     run(_answer(options, server, settings, as_json=as_json))
 
 
-def _options(text: str | None, token_ids: str | None, *, raw: bool) -> generation_pb2.GenerationOptions:
-    if (text is None) == (token_ids is None):
-        raise CommandError("give either TEXT or --token-ids")
-    if token_ids is not None:
-        ids = generation_pb2.TokenIds(ids=_ids("token_ids", token_ids))
+def _options(
+    text: str | None, prompt: str | None, prompt_token_ids: str | None, chat: str | None
+) -> generation_pb2.GenerationOptions:
+    """A request with its prompt, the one of the four that was given."""
+    if sum(given is not None for given in (text, prompt, prompt_token_ids, chat)) != 1:
+        raise CommandError("give one of TEXT, --prompt, --prompt-token-ids and --chat")
+    if prompt is not None:
+        return generation_pb2.GenerationOptions(prompt=prompt)
+    if prompt_token_ids is not None:
+        ids = generation_pb2.TokenIds(ids=_ids("prompt_token_ids", prompt_token_ids))
         return generation_pb2.GenerationOptions(prompt_token_ids=ids)
-    assert text is not None
-    if text == "-":
-        text = sys.stdin.read()
-    if raw:
-        return generation_pb2.GenerationOptions(prompt=text)
-    return generation_pb2.GenerationOptions(chat=user_says(text))
+    if chat is not None:
+        try:
+            return generation_pb2.GenerationOptions(chat=json_format.Parse(chat, generation_pb2.ChatMessages()))
+        except json_format.ParseError as error:
+            raise CommandError(f"--chat: {error}") from None
+    return generation_pb2.GenerationOptions(chat=user_says(sys.stdin.read() if text == "-" else str(text)))
 
 
 def _ids(name: str, text: str) -> list[int]:

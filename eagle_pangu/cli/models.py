@@ -80,7 +80,12 @@ def pull_with_progress(release: Release) -> str:
 
 
 def _shown_directory(directory: Path) -> dict[str, object]:
-    config = json.loads((directory / "config.json").read_text("utf-8"))
+    try:
+        config = json.loads((directory / "config.json").read_text("utf-8"))
+    except (OSError, ValueError) as error:
+        fail(f"{directory / 'config.json'}: {error}")
+    if not isinstance(config, dict):
+        fail(f"{directory / 'config.json'}: expected an object, got {type(config).__name__}")
     notice = licence_notice(config) or "not known here; see the files of the model"
     return {"name": directory.name, "license": notice, "directory": str(directory.resolve()), "config": config}
 

@@ -11,6 +11,7 @@ from importlib.util import find_spec
 from eagle_pangu.doctor.compatibility import CANN_OF_TORCH_NPU, PYTHON_OF_TORCH, TABLE_DATE
 from eagle_pangu.doctor.results import CheckFailedError, NotCheckedError, Result, run_check
 from eagle_pangu.evaluation.machine import installed
+from eagle_pangu.speculation.versions import release_of
 
 PROJECT = "eagle-pangu"
 PACKAGES = ("torch", "transformers", "tokenizers", "safetensors", "sentencepiece")
@@ -60,8 +61,8 @@ def _torch_npu() -> str:
         )
     if torch_npu is None:
         raise NotCheckedError("torch_npu is not installed; only device npu needs it")
-    release = ".".join(torch_npu.split(".")[:3])
-    if torch is None or torch.partition("+")[0] != release:
+    release = release_of(torch_npu)
+    if torch is None or release_of(torch) != release:
         raise CheckFailedError(
             f"torch_npu {torch_npu} belongs to torch {release}, found torch {torch}; install the pair of one row of "
             f"Ascend's table, as torch 2.12.0 and torch_npu 2.12.0"

@@ -9,6 +9,7 @@ gathers and what copies of a prefix take have sizes of their own.
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from eagle_pangu.speculation.plan import BLOCK, whole_blocks
@@ -43,6 +44,19 @@ class Buckets:
         if rows > self.rows[-1]:
             return -(-rows // self.rows[-1]) * self.rows[-1]
         return self.rows[bisect_left(self.rows, rows)]
+
+    def together(self, rows: Sequence[int]) -> int:
+        """How many of the first of some sessions share a pass, >= 1: as many as the last bucket of rows holds.
+
+        Args:
+            rows: of each session, which are rounded up first.
+        """
+        total = 0
+        for place, own in enumerate(rows):
+            total += self.rows_for(own)
+            if place and total > self.rows[-1]:
+                return place
+        return len(rows)
 
     def length_for(self, columns: int) -> int:
         """The shortest slot that holds so many columns.

@@ -27,29 +27,33 @@ from protos.v1 import teacher_pb2 as protos_dot_v1_dot_teacher__pb2
 from protos.v1 import tree_pb2 as protos_dot_v1_dot_tree__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x15protos/v1/draft.proto\x12\x0e\x65\x61gle_pangu.v1\x1a\x15protos/v1/model.proto\x1a\x17protos/v1/teacher.proto\x1a\x14protos/v1/tree.proto\"\x14\n\x12GetDraftersRequest\"@\n\x13GetDraftersResponse\x12\x10\n\x08\x64rafters\x18\x01 \x03(\t\x12\x17\n\x0f\x64\x65\x66\x61ult_drafter\x18\x02 \x01(\t\"\xba\x01\n\x0eProposeRequest\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12\x30\n\x04open\x18\x02 \x01(\x0b\x32 .eagle_pangu.v1.OpenDraftSessionH\x00\x12,\n\x08\x66\x65\x61tures\x18\x03 \x01(\x0b\x32\x18.eagle_pangu.v1.FeaturesH\x00\x12.\n\x07propose\x18\x04 \x01(\x0b\x32\x1b.eagle_pangu.v1.ProposeTreeH\x00\x42\t\n\x07message\"\xb4\x01\n\x10OpenDraftSession\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x31\n\x07teacher\x18\x02 \x01(\x0b\x32 .eagle_pangu.v1.ModelFingerprint\x12\x18\n\x10prompt_token_ids\x18\x03 \x03(\r\x12\x0f\n\x07\x64rafter\x18\x04 \x01(\t\x12.\n\nmax_budget\x18\x05 \x01(\x0b\x32\x1a.eagle_pangu.v1.TreeBudget\"\xaa\x01\n\x0bProposeTree\x12\r\n\x05round\x18\x01 \x01(\r\x12\x18\n\x10\x63ommitted_length\x18\x02 \x01(\r\x12\x1a\n\x12\x61ppended_token_ids\x18\x03 \x03(\r\x12*\n\x06\x62udget\x18\x04 \x01(\x0b\x32\x1a.eagle_pangu.v1.TreeBudget\x12*\n\x08\x66\x65\x61tures\x18\x05 \x03(\x0b\x32\x18.eagle_pangu.v1.Features\"\xbf\x01\n\x0fProposeResponse\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12\x34\n\x06opened\x18\x02 \x01(\x0b\x32\".eagle_pangu.v1.DraftSessionOpenedH\x00\x12,\n\x08proposal\x18\x03 \x01(\x0b\x32\x18.eagle_pangu.v1.ProposalH\x00\x12.\n\trejection\x18\x04 \x01(\x0b\x32\x19.eagle_pangu.v1.RejectionH\x00\x42\t\n\x07message\"T\n\x12\x44raftSessionOpened\x12\x0f\n\x07\x64rafter\x18\x01 \x01(\t\x12\x16\n\x0eneeds_features\x18\x02 \x01(\x08\x12\x15\n\rcontext_limit\x18\x03 \x01(\r\"f\n\x08Proposal\x12\r\n\x05round\x18\x01 \x01(\r\x12\'\n\x04tree\x18\x02 \x01(\x0b\x32\x19.eagle_pangu.v1.TokenTree\x12\x10\n\x08\x64raft_us\x18\x03 \x01(\x04\x12\x10\n\x08total_us\x18\x04 \x01(\x04\x32\xb6\x01\n\x0c\x44raftService\x12V\n\x0bGetDrafters\x12\".eagle_pangu.v1.GetDraftersRequest\x1a#.eagle_pangu.v1.GetDraftersResponse\x12N\n\x07Propose\x12\x1e.eagle_pangu.v1.ProposeRequest\x1a\x1f.eagle_pangu.v1.ProposeResponse(\x01\x30\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x15protos/v1/draft.proto\x12\x0e\x65\x61gle_pangu.v1\x1a\x15protos/v1/model.proto\x1a\x17protos/v1/teacher.proto\x1a\x14protos/v1/tree.proto\"\x14\n\x12GetDraftersRequest\"\xcc\x01\n\x13GetDraftersResponse\x12\x10\n\x08\x64rafters\x18\x01 \x03(\t\x12\x17\n\x0f\x64\x65\x66\x61ult_drafter\x18\x02 \x01(\t\x12?\n\x06shapes\x18\x03 \x03(\x0b\x32/.eagle_pangu.v1.GetDraftersResponse.ShapesEntry\x1aI\n\x0bShapesEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12)\n\x05value\x18\x02 \x01(\x0b\x32\x1a.eagle_pangu.v1.ShapeStats:\x02\x38\x01\"\xba\x01\n\x0eProposeRequest\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12\x30\n\x04open\x18\x02 \x01(\x0b\x32 .eagle_pangu.v1.OpenDraftSessionH\x00\x12,\n\x08\x66\x65\x61tures\x18\x03 \x01(\x0b\x32\x18.eagle_pangu.v1.FeaturesH\x00\x12.\n\x07propose\x18\x04 \x01(\x0b\x32\x1b.eagle_pangu.v1.ProposeTreeH\x00\x42\t\n\x07message\"\xb4\x01\n\x10OpenDraftSession\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x31\n\x07teacher\x18\x02 \x01(\x0b\x32 .eagle_pangu.v1.ModelFingerprint\x12\x18\n\x10prompt_token_ids\x18\x03 \x03(\r\x12\x0f\n\x07\x64rafter\x18\x04 \x01(\t\x12.\n\nmax_budget\x18\x05 \x01(\x0b\x32\x1a.eagle_pangu.v1.TreeBudget\"\xaa\x01\n\x0bProposeTree\x12\r\n\x05round\x18\x01 \x01(\r\x12\x18\n\x10\x63ommitted_length\x18\x02 \x01(\r\x12\x1a\n\x12\x61ppended_token_ids\x18\x03 \x03(\r\x12*\n\x06\x62udget\x18\x04 \x01(\x0b\x32\x1a.eagle_pangu.v1.TreeBudget\x12*\n\x08\x66\x65\x61tures\x18\x05 \x03(\x0b\x32\x18.eagle_pangu.v1.Features\"\xbf\x01\n\x0fProposeResponse\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12\x34\n\x06opened\x18\x02 \x01(\x0b\x32\".eagle_pangu.v1.DraftSessionOpenedH\x00\x12,\n\x08proposal\x18\x03 \x01(\x0b\x32\x18.eagle_pangu.v1.ProposalH\x00\x12.\n\trejection\x18\x04 \x01(\x0b\x32\x19.eagle_pangu.v1.RejectionH\x00\x42\t\n\x07message\"T\n\x12\x44raftSessionOpened\x12\x0f\n\x07\x64rafter\x18\x01 \x01(\t\x12\x16\n\x0eneeds_features\x18\x02 \x01(\x08\x12\x15\n\rcontext_limit\x18\x03 \x01(\r\"f\n\x08Proposal\x12\r\n\x05round\x18\x01 \x01(\r\x12\'\n\x04tree\x18\x02 \x01(\x0b\x32\x19.eagle_pangu.v1.TokenTree\x12\x10\n\x08\x64raft_us\x18\x03 \x01(\x04\x12\x10\n\x08total_us\x18\x04 \x01(\x04\x32\xb6\x01\n\x0c\x44raftService\x12V\n\x0bGetDrafters\x12\".eagle_pangu.v1.GetDraftersRequest\x1a#.eagle_pangu.v1.GetDraftersResponse\x12N\n\x07Propose\x12\x1e.eagle_pangu.v1.ProposeRequest\x1a\x1f.eagle_pangu.v1.ProposeResponse(\x01\x30\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'protos.v1.draft_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
+  _globals['_GETDRAFTERSRESPONSE_SHAPESENTRY']._loaded_options = None
+  _globals['_GETDRAFTERSRESPONSE_SHAPESENTRY']._serialized_options = b'8\001'
   _globals['_GETDRAFTERSREQUEST']._serialized_start=111
   _globals['_GETDRAFTERSREQUEST']._serialized_end=131
-  _globals['_GETDRAFTERSRESPONSE']._serialized_start=133
-  _globals['_GETDRAFTERSRESPONSE']._serialized_end=197
-  _globals['_PROPOSEREQUEST']._serialized_start=200
-  _globals['_PROPOSEREQUEST']._serialized_end=386
-  _globals['_OPENDRAFTSESSION']._serialized_start=389
-  _globals['_OPENDRAFTSESSION']._serialized_end=569
-  _globals['_PROPOSETREE']._serialized_start=572
-  _globals['_PROPOSETREE']._serialized_end=742
-  _globals['_PROPOSERESPONSE']._serialized_start=745
-  _globals['_PROPOSERESPONSE']._serialized_end=936
-  _globals['_DRAFTSESSIONOPENED']._serialized_start=938
-  _globals['_DRAFTSESSIONOPENED']._serialized_end=1022
-  _globals['_PROPOSAL']._serialized_start=1024
-  _globals['_PROPOSAL']._serialized_end=1126
-  _globals['_DRAFTSERVICE']._serialized_start=1129
-  _globals['_DRAFTSERVICE']._serialized_end=1311
+  _globals['_GETDRAFTERSRESPONSE']._serialized_start=134
+  _globals['_GETDRAFTERSRESPONSE']._serialized_end=338
+  _globals['_GETDRAFTERSRESPONSE_SHAPESENTRY']._serialized_start=265
+  _globals['_GETDRAFTERSRESPONSE_SHAPESENTRY']._serialized_end=338
+  _globals['_PROPOSEREQUEST']._serialized_start=341
+  _globals['_PROPOSEREQUEST']._serialized_end=527
+  _globals['_OPENDRAFTSESSION']._serialized_start=530
+  _globals['_OPENDRAFTSESSION']._serialized_end=710
+  _globals['_PROPOSETREE']._serialized_start=713
+  _globals['_PROPOSETREE']._serialized_end=883
+  _globals['_PROPOSERESPONSE']._serialized_start=886
+  _globals['_PROPOSERESPONSE']._serialized_end=1077
+  _globals['_DRAFTSESSIONOPENED']._serialized_start=1079
+  _globals['_DRAFTSESSIONOPENED']._serialized_end=1163
+  _globals['_PROPOSAL']._serialized_start=1165
+  _globals['_PROPOSAL']._serialized_end=1267
+  _globals['_DRAFTSERVICE']._serialized_start=1270
+  _globals['_DRAFTSERVICE']._serialized_end=1452
 # @@protoc_insertion_point(module_scope)

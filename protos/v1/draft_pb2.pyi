@@ -40,23 +40,50 @@ Global___GetDraftersRequest: _TypeAlias = GetDraftersRequest  # noqa: Y015
 class GetDraftersResponse(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
+    @_typing.final
+    class ShapesEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        @_builtins.property
+        def value(self) -> _teacher_pb2.ShapeStats: ...
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _teacher_pb2.ShapeStats | None = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _typing.Literal["value", b"value"]  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
     DRAFTERS_FIELD_NUMBER: _builtins.int
     DEFAULT_DRAFTER_FIELD_NUMBER: _builtins.int
+    SHAPES_FIELD_NUMBER: _builtins.int
     default_drafter: _builtins.str
     """The one used when `open.drafter` is empty."""
     @_builtins.property
     def drafters(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Names that `open.drafter` accepts."""
 
+    @_builtins.property
+    def shapes(self) -> _containers.MessageMap[_builtins.str, _teacher_pb2.ShapeStats]:
+        """By drafter; without those whose shapes cost nothing."""
+
     def __init__(
         self,
         *,
         drafters: _abc.Iterable[_builtins.str] | None = ...,
         default_drafter: _builtins.str = ...,
+        shapes: _abc.Mapping[_builtins.str, _teacher_pb2.ShapeStats] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["default_drafter", b"default_drafter", "drafters", b"drafters"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["default_drafter", b"default_drafter", "drafters", b"drafters", "shapes", b"shapes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -23,8 +23,7 @@ def described(options: generation_pb2.GenerationOptions) -> str:
     """The request in one line."""
     kind = options.WhichOneof("input")
     if kind == "chat":
-        (message,) = options.chat.messages
-        asked = f"{message.role} {message.content}"
+        asked = ", ".join(f"{message.role} {message.content}" for message in options.chat.messages)
     else:
         asked = options.prompt if kind == "prompt" else str(list(options.prompt_token_ids.ids))
     budget = f"{options.budget.rows}x{options.budget.depth}" if options.HasField("budget") else "-"

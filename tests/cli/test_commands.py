@@ -72,8 +72,8 @@ def test_a_text_goes_through_the_chat_template_and_is_streamed(server: str) -> N
 
 
 def test_every_flag_of_generate_reaches_the_request(server: str) -> None:
-    flags = ["--raw", "--max-tokens", "5", "--stop", "a", "--stop", "b", "--drafter", "none", "--rows", "4"]
-    result = call("generate", "hello", *flags, "--depth", "2", "--ignore-eos", "--server", server)
+    flags = ["--prompt", "hello", "--max-tokens", "5", "--stop", "a", "--stop", "b", "--drafter", "none", "--rows", "4"]
+    result = call("generate", *flags, "--depth", "2", "--ignore-eos", "--server", server)
     assert result.stdout == "prompt: hello | max 5 | stop ['a', 'b'] | budget 4x2 | drafter none | eos True | é€\n"
 
 
@@ -86,7 +86,7 @@ def test_every_way_of_deciding_tokens_has_a_flag_named_as_its_field(server: str)
         *("--prompt-logprobs", "0", "--n", "1", "--echo", "--priority", "-7", "--stream-tokens"),
         *("--request-id", "mine", "--return-margins"),
     ]
-    requests = [call("generate", "--raw", "everything", *flags, "--server", server).stdout for flags in (asked, ())]
+    requests = [call("generate", "--prompt", "everything", *flags, "--server", server).stdout for flags in (asked, ())]
     requests[0] = requests[0].removeprefix("0 ")
     options, plain = (text_format.Parse(text, generation_pb2.GenerationOptions()) for text in requests)
     expected = generation_pb2.GenerationOptions(
@@ -118,9 +118,6 @@ def test_every_way_of_deciding_tokens_has_a_flag_named_as_its_field(server: str)
     assert plain == generation_pb2.GenerationOptions(prompt="everything")
     fields = {field.name for field in generation_pb2.GenerationOptions.DESCRIPTOR.fields}
     of_other_names = {
-        "prompt": {"text", "raw"},
-        "chat": {"text", "raw"},
-        "prompt_token_ids": {"token_ids"},
         "budget": {"rows", "depth"},
     }
     flags = {parameter.name for parameter in typer.main.get_command(app).commands["generate"].params}
@@ -128,8 +125,12 @@ def test_every_way_of_deciding_tokens_has_a_flag_named_as_its_field(server: str)
         assert of_other_names.get(field, {field}) <= flags
 
 
-def test_a_prompt_may_be_token_ids_or_stdin(server: str) -> None:
-    assert call("generate", "--token-ids", "1,2,3", "--server", server).stdout.startswith("prompt_token_ids: [1, 2, 3]")
+def test_a_prompt_may_be_token_ids_a_whole_chat_or_stdin(server: str) -> None:
+    ids = call("generate", "--prompt-token-ids", "1,2,3", "--server", server)
+    assert ids.stdout.startswith("prompt_token_ids: [1, 2, 3]")
+    chat = '{"messages": [{"role": "system", "content": "be brief"}, {"role": "user", "content": "hello"}]}'
+    said = call("generate", "--chat", chat, "--server", server).stdout
+    assert said.startswith("chat: system be brief, user hello")
     assert call("generate", "-", "--server", server, stdin="piped").stdout.startswith("chat: user piped")
 
 
@@ -181,9 +182,10 @@ def test_without_a_server_the_error_names_the_command_that_starts_one() -> None:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        ([], "either TEXT or --token-ids"),
-        (["hello", "--token-ids", "1"], "either TEXT or --token-ids"),
-        (["--token-ids", "1,x"], "--token-ids: expected ids"),
+        ([], "one of TEXT, --prompt, --prompt-token-ids and --chat"),
+        (["hello", "--prompt-token-ids", "1"], "one of TEXT, --prompt, --prompt-token-ids and --chat"),
+        (["--prompt-token-ids", "1,x"], "--prompt-token-ids: expected ids"),
+        (["--chat", '{"messages": [{"rule": "user"}]}'], 'ChatMessage" has no field named "rule"'),
         (["hello", "--bad-words", "1,-2"], "--bad-words: expected ids"),
         (["hello", "--logit-bias", "3"], "--logit-bias: expected ID=BIAS"),
         (["hello", "--seed", str(2**64)], "--seed"),
@@ -253,7 +255,7 @@ def test_up_ends_running_answers_at_once_when_its_teacher_is_killed(model: str) 
     with up(model, teacher="tests.cli.dying_teacher", orchestrator="orchestrator.main") as process:
         assert process.stdout is not None
         target = process.stdout.readline().split()[1]
-        result = call("generate", "--raw", "hello", "--max-tokens", "50", "--drafter", "none", "--server", target)
+        result = call("generate", "--prompt", "hello", "--max-tokens", "50", "--drafter", "none", "--server", target)
         killed = time.monotonic()
         assert result.exit_code == 1
         assert result.stderr.startswith("error: UNAVAILABLE: the teacher is lost: ")
@@ -322,6 +324,12 @@ def test_models_are_listed_and_shown_and_an_unknown_one_is_named(
     shown = json.loads(call("models", "show", str(tmp_path / "pangu")).stdout)
     assert shown["license"] == OPENPANGU
     assert shown["config"] == {"model_type": "PanguEmbedded"}
+    for odd, said in ((b'{"a":', "Expecting value"), (b"[]", "expected an object, got list"), (b"\xff\xfe", "utf-8")):
+        (tmp_path / "pangu" / "config.json").write_bytes(odd)
+        result = call("models", "show", str(tmp_path / "pangu"))
+        assert result.exit_code == 1
+        assert "config.json" in result.stderr
+        assert said in result.stderr
     result = call("models", "pull", "gpt-9")
     assert result.exit_code == 1
     assert "unknown model 'gpt-9'" in result.stderr

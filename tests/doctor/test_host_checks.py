@@ -114,6 +114,8 @@ def test_cann_that_is_not_there_is_a_fault_where_torch_npu_is(host: Path, monkey
     [
         ("2.12.0", "2.12.0", "ok"),
         ("2.10.0+cpu", "2.10.0.post4", "ok"),
+        ("2.13.0", "2.13.0+git1a2b3c4", "ok"),
+        ("2.13.0", "2.13.0rc1", "ok"),
         ("2.12.0", "2.11.0", "failed"),
         ("2.1.0", "2.10.0", "failed"),
         (None, "2.12.0", "failed"),

@@ -19,6 +19,7 @@ class ScriptedDrafter:
     needs_features = True
     context_limit = 50
     identity = None
+    shapes = None
 
     def __init__(self) -> None:
         self.begun, self.go_on = threading.Event(), threading.Event()
@@ -52,6 +53,9 @@ class ScriptedDrafter:
         if self.failure is not None:
             raise self.failure
         return TokenTree.build([self._root, 5], [0, 0], [0, -1])
+
+    def together(self, requests: Sequence[str]) -> int:
+        return len(requests)
 
     def compute(self, requests: Sequence[str]) -> list[str]:
         self.passes.append(list(requests))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+from functools import partial
 from typing import Any
 
 import pytest
@@ -15,6 +17,7 @@ from eagle_pangu.speculation.linear import LinearKernel
 from eagle_pangu.speculation.tree import TokenTree
 from tests.draft_service.heads import FEATURES, PROMPT, RecordingEngine, assert_same, drafter_of, random_head
 from tests.draft_service.passes import Alone, run_together
+from tests.draft_service.test_desk import ask, desk_of, sessions_at
 from tests.speculation.engines import BucketedCpu
 from tests.speculation.test_buckets import WholeSlotsCpu
 
@@ -87,6 +90,22 @@ def test_drafting_meets_no_shape_that_the_warm_up_has_not_run(monkeypatch: pytes
             draft.propose(budget)
     assert max(engine.passes) > 64
     assert {shape for shape in device.called - called if shape[0] != "children" or shape[1] != 4} == set()
+    assert engine.shapes is not None
+    assert engine.shapes.warmed > 20
+    assert engine.shapes.met_later == 0
+
+
+async def test_sessions_that_come_together_meet_no_further_shape_and_shapes_met_later_are_counted() -> None:
+    engine = RecordingEngine(random_head(), device=RememberingCpu())
+    engine.warm_up(4)
+    drafter, lengths = drafter_of(engine, width=4), range(33, 41)  # 64 rows each, of 256
+    async with desk_of(drafter) as desk, sessions_at(desk, lengths) as sessions:
+        await asyncio.gather(*map(partial(ask, desk), sessions, lengths))
+    assert max(engine.sessions) > 1
+    assert engine.shapes is not None
+    assert engine.shapes.met_later == 0
+    run_together(drafter, [opened(drafter, length).session.propose(Budget(24, 7)) for length in lengths])
+    assert engine.shapes.met_later > 0
 
 
 def test_the_last_bucket_of_a_slot_is_warmed_though_not_all_of_it_fits() -> None:

@@ -26,7 +26,8 @@ def usual_answer(options: generation_pb2.GenerationOptions) -> list[int]:
 
 @dataclass
 class ScriptedOrchestrator(generation_pb2_grpc.GenerationServiceServicer):
-    """answer: ids of a request; margin: of every token. `requests` holds every request seen, in order.
+    """answer: ids of a request; margin: of every token; rounds_us: of each of its rounds. `requests` holds every
+    request seen, in order.
 
     A stream is one token, then two a delta. silent_after: it says nothing after so many deltas, until `left` is set.
     """
@@ -35,6 +36,7 @@ class ScriptedOrchestrator(generation_pb2_grpc.GenerationServiceServicer):
     policy: str = "free"
     answer: Callable[[generation_pb2.GenerationOptions], list[int]] = usual_answer
     margin: float = 2.0
+    rounds_us: Callable[[generation_pb2.GenerationOptions], int] = lambda options: ROUNDS_US
     fallback_reason: str = ""
     requests: list[generation_pb2.GenerationOptions] = field(default_factory=list)
     silent_after: int | None = None
@@ -76,7 +78,7 @@ class ScriptedOrchestrator(generation_pb2_grpc.GenerationServiceServicer):
                     wire_us=500 * rounds,
                     teacher_us=6000 * rounds,
                     orchestrator_us=500 * rounds,
-                    rounds_us=ROUNDS_US * rounds,
+                    rounds_us=self.rounds_us(options) * rounds,
                     prefill_us=9000,
                 ),
             ),

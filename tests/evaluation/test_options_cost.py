@@ -10,7 +10,7 @@ from eagle_pangu.evaluation.prompts import PromptItem
 from eagle_pangu.speculation.parameters import SamplingParameters
 from protos.codec import decode_sampling
 from protos.v1 import generation_pb2
-from tests.evaluation.scripted_orchestrator import ROUNDS_US, ScriptedOrchestrator, serving
+from tests.evaluation.scripted_orchestrator import ScriptedOrchestrator, serving
 
 ITEMS = [PromptItem("a", "test", ("one", "never asked")), PromptItem("b", "test", ("two",))]
 NO_WORK_IN_A_ROUND = {"request_id", "prompt", "prompt_token_ids", "n", "echo", "prompt_logprobs", "priority"}
@@ -19,7 +19,7 @@ LEFT_TO_THE_SERVER = {"budget"}
 
 
 async def test_each_prompt_is_asked_in_every_way_by_turns_and_the_first_is_thrown_away() -> None:
-    orchestrator = ScriptedOrchestrator()
+    orchestrator = ScriptedOrchestrator(rounds_us=round_us)
     with serving(orchestrator) as target:
         async with GenerationClient(target) as client:
             costs = [cost async for cost in measure(client, ITEMS, drafter="hybrid", max_tokens=9)]
@@ -32,9 +32,15 @@ async def test_each_prompt_is_asked_in_every_way_by_turns_and_the_first_is_throw
         (each.drafter, each.max_tokens, each.ignore_eos) == ("hybrid", 9, True) for each in orchestrator.requests
     )
     assert [cost.id for cost in costs] == ["a", "b"]
-    for way in WAYS:
-        assert (costs[0].ms[way], costs[0].rows[way]) == (pytest.approx(ROUNDS_US / 1e3), 4)
-        assert ratio(costs, way) == pytest.approx(1)
+    assert costs[0].ms == pytest.approx({"greedy": 8, "all options": 10, "all but cuts": 12})
+    assert costs[1].ms == pytest.approx({"greedy": 12, "all options": 14, "all but cuts": 16})
+    assert costs[0].rows == dict.fromkeys(WAYS, 4)
+    assert [ratio(costs, way) for way in WAYS] == pytest.approx([1, 24 / 20, 28 / 20])
+
+
+def round_us(options: generation_pb2.GenerationOptions) -> int:
+    """Of the second prompt 4 ms longer, and longer by 2 ms a way."""
+    return 8000 + 4000 * (options.chat.messages[0].content == "two") + 2000 * WAYS.index(way_of(options))
 
 
 def way_of(options: generation_pb2.GenerationOptions) -> str:

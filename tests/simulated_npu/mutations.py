@@ -32,7 +32,6 @@ from tests.simulated_npu.trials import (
     masks_by_rows,
     narrow_mask,
     own_mask,
-    reads_the_slot,
     repeated,
     unturned,
     validate,
@@ -51,7 +50,7 @@ class Mutation(NamedTuple):
     operators: tuple[str, ...] = (V2, V1)
 
 
-CONTRACT, COMPARISON, SLOT, ROWS, HOST = Catcher
+CONTRACT, COMPARISON, ROWS, HOST = Catcher
 FUSION = (FUSION_OPERATOR,)
 ALL = (V2, V1, FUSION_OPERATOR)
 
@@ -89,8 +88,6 @@ MUTATIONS = (
     # K and V.
     Mutation("K and V repeated over query heads", CONTRACT, "heads", call(
         lambda given: given.update(key=repeated(given["key"]), value=repeated(given["value"])))),
-    Mutation("K and V repeated, and said so", SLOT, "elsewhere", reads_the_slot(repeated)),
-    Mutation("K and V copied", SLOT, "elsewhere", reads_the_slot(torch.clone)),
     Mutation("K and V cut to the columns in use", CONTRACT, "contiguity", call(
         lambda given: given.update({name: given[name][:, :, : given["columns"][0]] for name in ("key", "value")}))),
     Mutation("K and V exchanged", COMPARISON, "one row", call(

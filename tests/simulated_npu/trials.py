@@ -37,7 +37,6 @@ class Catcher(Enum):
 
     CONTRACT = "refused: the operator's documented contract"
     COMPARISON = "comparison with eager attention at start"
-    SLOT = "test: the operator reads the slot's own K and V"
     ROWS = "test: tree rows equal one-by-one decoding"
     HOST = "refused: check on the host, before anything is uploaded"
 
@@ -166,30 +165,6 @@ _REAL_MASK = masks.PlanMasks.of
 
 def narrow_mask(self: masks.PlanMasks, plan: ForwardPlan, columns: int) -> torch.Tensor:
     return _REAL_MASK(self, plan, plan.columns)
-
-
-def reads_the_slot(spoiled: Callable[[torch.Tensor], torch.Tensor]) -> Trial:
-    """Numbers would be right; whether K and V are read where they lie is asked of every pass."""
-
-    def trial(monkeypatch: pytest.MonkeyPatch, operator: str) -> Caught:
-        real = getattr(operators, operator)
-        seen: list[int] = []
-
-        def run(query: Any, key: torch.Tensor, value: torch.Tensor, **options: Any) -> Any:
-            key, value = spoiled(key), spoiled(value)
-            seen.append(key.data_ptr())
-            return real(query, key, value, **{**options, "num_key_value_heads": key.shape[1]})
-
-        monkeypatch.setattr(operators, operator, run)
-        attention = choose_attention(operator, HEADS, operators, CPU)
-        key, value = torch.randn(2, HEADS.kv_heads, 64, HEADS.head_dim).to(HEADS.dtype)
-        plan = ForwardPlan(TokenTree.root_only(0), 4, 0, HEADS.heads // HEADS.kv_heads, CPU)
-        query = torch.randn(HEADS.kv_heads, 1, plan.group, HEADS.head_dim).to(HEADS.dtype)
-        attention.over_slot(query, key, value, plan, 0.1)
-        assert seen[-1] != key.data_ptr()
-        return Caught(Catcher.SLOT, "K lies elsewhere")
-
-    return trial
 
 
 def descendants_for_ancestors(monkeypatch: pytest.MonkeyPatch, operator: str) -> Caught:

@@ -235,6 +235,15 @@ def test_the_device_is_told_of_the_longest_slot_with_its_spare_columns(models: P
     assert target.open_slot().columns(0)[0].shape[2] == 320 + 64
 
 
+def test_sessions_share_a_pass_as_far_as_the_last_bucket_holds_them() -> None:
+    buckets = Buckets.up_to(64, 256)
+    assert buckets.together([9, 9, 9, 9, 1]) == 4  # each is rounded up to 16
+    assert buckets.together([8] * 8) == 8
+    assert buckets.together([8] * 9) == 8
+    assert buckets.together([100, 1]) == 1
+    assert buckets.together([1]) == 1
+
+
 def test_a_shape_counts_once() -> None:
     shapes = SeenShapes()
     shapes.note("rows", 1)

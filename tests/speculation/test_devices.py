@@ -5,10 +5,37 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import torch
 
 from eagle_pangu.speculation.devices import get_device
 
 MEBIBYTE = 2**20
+
+
+@pytest.fixture
+def card(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As much of CUDA as a device asks of it before it computes."""
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr("torch.cuda.current_device", lambda: 0)
+    monkeypatch.setattr("torch.backends.cuda.matmul.allow_tf32", True)
+
+
+@pytest.mark.usefixtures("card")
+@pytest.mark.parametrize(("has_bfloat16", "dtype"), [(True, torch.bfloat16), (False, torch.float16)])
+def test_a_card_that_only_emulates_bfloat16_computes_in_float16(
+    monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, *, has_bfloat16: bool
+) -> None:
+    def supported(including_emulation: bool = True) -> bool:
+        return has_bfloat16 or including_emulation
+
+    monkeypatch.setattr("torch.cuda.is_bf16_supported", supported)
+    assert get_device("cuda").default_dtype() == dtype
+
+
+@pytest.mark.usefixtures("card")
+def test_float32_on_a_card_is_float32() -> None:
+    get_device("cuda")
+    assert not torch.backends.cuda.matmul.allow_tf32
 
 
 @pytest.fixture

@@ -10,11 +10,13 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from safetensors.torch import save_file
 
 from eagle_pangu.speculation.checkpoints import Checkpoint, CheckpointError, load_checkpoint, read_tokenizer
 from eagle_pangu.speculation.devices import get_device
 from eagle_pangu.speculation.engine import Engine
 from eagle_pangu.speculation.licences import OPENPANGU
+from eagle_pangu.speculation.openpangu import OpenPanguError, check_dropped_tensors, llama_config
 from tests.openpangu import CHAT_TEMPLATE, EOS, configuration, library, tensors, tokenizer_settings, toy_openpangu
 
 IDS = [1, 20, 31, 300, 7, 430, 31, 20, 99]
@@ -210,6 +212,18 @@ def test_tensors_that_do_not_fit_are_refused_by_name(tmp_path: Path, changes: di
     weights = changed(tensors(configuration()), **changes)
     with pytest.raises(CheckpointError, match=said):
         load(toy_openpangu(tmp_path / "pangu", weights=weights))
+
+
+def test_every_file_of_a_model_in_parts_is_looked_at(tmp_path: Path) -> None:
+    directory = toy_openpangu(tmp_path / "pangu")
+    save_file({"model.rotary_emb.inv_freq": torch.ones(8)}, directory / "model-00002-of-00002.safetensors")
+    (directory / "model.safetensors").rename(directory / "model-00001-of-00002.safetensors")
+    with pytest.raises(OpenPanguError, match="model-00002-of-00002"):
+        check_dropped_tensors(directory, llama_config(configuration()))
+
+
+def test_a_head_of_another_width_than_its_share_of_the_model_is_taken_as_it_is_given() -> None:
+    assert llama_config(configuration(head_dim=24)).head_dim == 24
 
 
 def test_a_bias_that_was_not_declared_is_refused(tmp_path: Path) -> None:

@@ -211,6 +211,16 @@ def test_what_is_drawn_is_the_best_of_logits_over_temperature_plus_noise() -> No
     assert choice.margins.tolist() == [best - runner_up]
 
 
+def test_the_margin_of_a_truncated_draw_is_over_the_tokens_that_are_left() -> None:
+    logits = logits_after([1], vocab=5000)
+    choice = Sampler(SamplingParameters(temperature=0.5, top_k=3, seed=3), [9, 9, 9], 2).first(logits)
+    left = np.argsort(-logits[0].float().numpy(), kind="stable")[:3]
+    perturbed = logits[0].float().numpy()[left] / np.float32(0.5) + gumbel(3, 3, 5000)[left]
+    runner_up, best = np.sort(perturbed)[-2:]
+    assert choice.token_ids.tolist() == [left[perturbed.argmax()]]
+    assert choice.margins.tolist() == [best - runner_up]
+
+
 def test_where_one_token_is_left_it_is_taken_by_an_infinite_margin() -> None:
     for temperature in (0.0, 1.0):
         sampler = Sampler(SamplingParameters(temperature, allowed_token_ids=(17,)), [1], 1)

@@ -107,3 +107,19 @@ def test_only_the_columns_that_are_reused_are_copied(engine, ended):
 def _poison(slot, from_column: int) -> None:
     slot._main.keys[:, :, from_column:] = float("nan")
     slot._main.values[:, :, from_column:] = float("nan")
+
+
+def test_a_session_waits_for_one_that_reads_its_prompt_unless_that_lacks_the_features_it_needs(engine):
+    cache, prompt = PrefixCache(1000), np.array(START)
+
+    def session(*, want_features: bool) -> Session:
+        return Session(engine, opening(prompt=prompt, want_features=want_features), LIMITS, 100, cache)
+
+    plain = session(want_features=False)
+    plain.prepare()
+    assert session(want_features=False).waits_for(plain)
+    assert not session(want_features=True).waits_for(plain)
+    with_features = session(want_features=True)
+    with_features.prepare()
+    assert session(want_features=True).waits_for(with_features)
+    assert not plain.waits_for(with_features)

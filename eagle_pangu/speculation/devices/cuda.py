@@ -21,10 +21,11 @@ class CudaDevice(Accelerator):
                 "device cuda: torch finds no CUDA device; use device cpu, or install a CUDA build of torch"
             )
         self.torch_device = torch.device("cuda", torch.cuda.current_device())
+        torch.backends.cuda.matmul.allow_tf32 = False  # some images switch it on; float32 is to be float32
 
     def default_dtype(self) -> torch.dtype:
         """bfloat16 from Ampere on, float16 before."""
-        return torch.bfloat16 if torch.cuda.is_bf16_supported() else torch.float16
+        return torch.bfloat16 if torch.cuda.is_bf16_supported(including_emulation=False) else torch.float16
 
     def attention(self, name: str, heads: HeadShape) -> Attention:
         """torch's SDPA, or the eager reference."""

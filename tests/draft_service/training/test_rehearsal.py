@@ -30,6 +30,7 @@ class Seer:
     needs_features = True
     context_limit = 0
     identity = None
+    shapes = None
 
     def open(self, prompt: Sequence[int], max_budget: Budget) -> Seer:
         self.tokens, self.described = list(prompt), 0
@@ -52,6 +53,9 @@ class Seer:
         assert self.described == len(self.tokens) - 1
         root = self.tokens[-1]
         return TokenTree.build([root, 7, *range(root + 1, root + 1 + budget.depth)], [0, 0, 0, 2])
+
+    def together(self, requests: Sequence[str]) -> int:
+        return len(requests)
 
     def compute(self, requests: Sequence[str]) -> list[str]:
         return [f"{request}, computed" for request in requests]

@@ -26,8 +26,8 @@ from pathlib import Path
 sys.modules["torch_npu"] = None  # whoever imports it now fails
 from tests.speculation.engines import bushy_tree, engine, prompt
 
-for attention in ("auto", "eager"):
-    own = engine(Path(sys.argv[1]), numerics="free", attention=attention)
+for numerics, attention in (("free", "auto"), ("free", "eager"), ("bitwise", "auto")):
+    own = engine(Path(sys.argv[1]), numerics=numerics, attention=attention)
     slot = own.open_slot()
     own.prefill(slot, prompt(9), want_logits=True)
     own.verify(slot, bushy_tree(5))
@@ -81,6 +81,19 @@ def test_every_entry_point_that_needs_torch_says_so_in_a_line(
     last = ended.stderr.strip().splitlines()[-1]
     for word in (LIBRARY, "CANN", "set_env.sh", "TORCH_DEVICE_BACKEND_AUTOLOAD=0", "uninstall torch_npu"):
         assert word in last
+
+
+@pytest.mark.parametrize("statement", ["raise KeyError('x')", "raise AssertionError('x')"])
+@pytest.mark.parametrize("name", ENTRY_POINTS)
+def test_whatever_it_raises_is_told_in_a_line(
+    without_cann: dict[str, str], tmp_path: Path, name: str, statement: str
+) -> None:
+    (tmp_path / "site" / "torch_npu" / "__init__.py").write_text(statement)
+    model = str(tiny_llama(tmp_path / "model"))
+    flags = ("--teacher", model) if name == "trainer" else ("--model", model)
+    ended = run({**without_cann, "TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}, *ENTRY_POINTS[name], *flags)
+    assert (ended.returncode, "Traceback" in ended.stderr) == (1, False)
+    assert "Error: " in ended.stderr.strip().splitlines()[-1]
 
 
 @pytest.mark.parametrize(

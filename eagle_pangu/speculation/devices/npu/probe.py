@@ -7,10 +7,11 @@ or installers. Nothing else in the project imports torch_npu, so that every othe
 from __future__ import annotations
 
 import importlib
-import re
 from types import ModuleType
 
 import torch
+
+from eagle_pangu.speculation.versions import release_of
 
 _NO_PACKAGE = (
     "device npu: torch_npu is not installed; pip install 'eagle-pangu[npu]', on a host or in an image with CANN "
@@ -53,8 +54,8 @@ def _version(torch_npu: ModuleType) -> str:
 
 def _require_torch_version(version: str) -> None:
     """torch_npu x.y.z (with any suffix) is built against the binary interface of torch x.y.z, and no other."""
-    if _release(version) != _release(torch.__version__):
-        wanted = _release(torch.__version__)
+    wanted = release_of(torch.__version__)
+    if release_of(version) != wanted:
         raise RuntimeError(
             f"device npu: torch_npu {version} does not belong to torch {torch.__version__}; install torch_npu {wanted} "
             f"(or {wanted}.postN), or the torch of torch_npu"
@@ -74,12 +75,6 @@ def _require_device() -> None:
             "device npu: no Ascend device is present; see whether `npu-smi info` lists one, whether /dev/davinci* is "
             "in this container, and what ASCEND_RT_VISIBLE_DEVICES leaves"
         )
-
-
-def _release(version: str) -> str:
-    """x.y.z of a version: "2.7.1.post2+git1234" -> "2.7.1"."""
-    numbers = re.match(r"\d+\.\d+\.\d+", version)
-    return numbers.group() if numbers else version
 
 
 def _first_line(error: BaseException) -> str:
