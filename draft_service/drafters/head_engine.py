@@ -104,7 +104,8 @@ class HeadEngine:
         self._guarded = check_indices
         self._scale = head.config.head_dim**-0.5
         self._group = head.config.attention_heads // head.config.key_value_heads
-        self._buckets = Buckets.up_to(MOST_ROWS, self.context_limit) if device.static_shapes else None
+        most = min(MOST_ROWS, self.context_limit)  # more than one slot holds could not be run at start
+        self._buckets = Buckets.up_to(most, self.context_limit) if device.static_shapes else None
         self.shapes = SeenShapes() if device.static_shapes else None
         columns = whole_blocks(self.context_limit) + (SPARE_COLUMNS if self._buckets else 0)
         heads = HeadShape(
@@ -205,16 +206,18 @@ class HeadEngine:
         for rows, fewest in buckets:
             if fewest > slot.capacity:
                 break
-            self._run_chain(slot, min(rows, slot.capacity), width)
+            outputs = self._run_chain(slot, min(rows, slot.capacity), width)
             if fewest + 2 <= slot.capacity:
                 self._run_star(slot, fewest, width)
+            else:  # only several sessions have so many rows that are no chain
+                self._rounded_up(self.head.recycled, outputs[:1].expand(fewest, -1))
         if self.shapes:
             self.shapes.end_warm_up()
 
-    def _run_chain(self, slot: Slot, rows: int, width: int) -> None:
+    def _run_chain(self, slot: Slot, rows: int, width: int) -> torch.Tensor:
         slot.truncate(0)
         chain = known_tokens(slot, np.zeros(rows, dtype=np.int64), want_logits=True, every_row=True)
-        self.run([HeadRequest(chain, np.zeros((rows, self.feature_width), dtype=np.uint16))], width)
+        return self.run([HeadRequest(chain, np.zeros((rows, self.feature_width), dtype=np.uint16))], width)[0].outputs
 
     def _run_star(self, slot: Slot, rows: int, width: int) -> None:
         """A pass over rows that are all under one root that is there already: so even one or two are no chain."""

@@ -98,12 +98,13 @@ def test_drafting_meets_no_shape_that_the_warm_up_has_not_run(monkeypatch: pytes
 async def test_sessions_that_come_together_meet_no_further_shape_and_shapes_met_later_are_counted() -> None:
     engine = RecordingEngine(random_head(), device=RememberingCpu())
     engine.warm_up(4)
-    drafter, lengths = drafter_of(engine, width=4), range(33, 41)  # 64 rows each, of 256
+    drafter, lengths = drafter_of(engine, width=4), range(33, 41)  # 64 rows each, of 128
     async with desk_of(drafter) as desk, sessions_at(desk, lengths) as sessions:
         await asyncio.gather(*map(partial(ask, desk), sessions, lengths))
     assert max(engine.sessions) > 1
     assert engine.shapes is not None
     assert engine.shapes.met_later == 0
+    assert engine.shapes.warmed > 20
     run_together(drafter, [opened(drafter, length).session.propose(Budget(24, 7)) for length in lengths])
     assert engine.shapes.met_later > 0
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -13,11 +14,14 @@ MEBIBYTE = 2**20
 
 
 @pytest.fixture
-def card(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As much of CUDA as a device asks of it before it computes."""
+def card(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """As much of CUDA as a device asks of it before it computes, where TF32 was switched on."""
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
     monkeypatch.setattr("torch.cuda.current_device", lambda: 0)
-    monkeypatch.setattr("torch.backends.cuda.matmul.allow_tf32", True)
+    before = torch.backends.cuda.matmul.allow_tf32
+    torch.backends.cuda.matmul.allow_tf32 = True
+    yield
+    torch.backends.cuda.matmul.allow_tf32 = before
 
 
 @pytest.mark.usefixtures("card")

@@ -118,14 +118,12 @@ def test_where_the_default_dtype_keeps_no_bitwise_numerics_float32_takes_its_pla
             self.dtype = dtype
             self.numerics = Numerics(str(dtype), "free", "performance", "no class", "sdpa", "")
 
-        def warm_up(self) -> None:
-            warm.append(self.dtype)
-
     def load(settings, device, dtype):
         loaded.append(dtype)
         return Engine(dtype)
 
     monkeypatch.setattr(main, "_load", load)
+    monkeypatch.setattr(main, "warm_up", lambda engine: warm.append(engine.dtype))
     monkeypatch.setattr("eagle_pangu.speculation.devices.cpu.CpuDevice.default_dtype", lambda self: torch.bfloat16)
     assert main.build_engine(TeacherSettings()).dtype is torch.float32
     assert (loaded, warm) == ([torch.bfloat16, torch.float32], [torch.float32])
