@@ -28,7 +28,7 @@ CONNECT_SECONDS = 2.0
 
 def generate(
     text: Annotated[str | None, typer.Argument(help="What to say to the model; - reads it from stdin.")] = None,
-    prompt: Annotated[str | None, typer.Option(help="Text to go on with, without the chat template.")] = None,
+    prompt: Annotated[str | None, typer.Option(help="Text to go on with, no chat template; - as above.")] = None,
     prompt_token_ids: Annotated[str | None, typer.Option(help="The same as ids, with commas.")] = None,
     chat: Annotated[
         str | None, typer.Option(help='A whole chat: {"messages": [{"role": "system", "content": "..."}, ...]}.')
@@ -145,7 +145,7 @@ def _options(
     if sum(given is not None for given in (text, prompt, prompt_token_ids, chat)) != 1:
         raise CommandError("give one of TEXT, --prompt, --prompt-token-ids and --chat")
     if prompt is not None:
-        return generation_pb2.GenerationOptions(prompt=prompt)
+        return generation_pb2.GenerationOptions(prompt=_or_stdin(prompt))
     if prompt_token_ids is not None:
         ids = generation_pb2.TokenIds(ids=_ids("prompt_token_ids", prompt_token_ids))
         return generation_pb2.GenerationOptions(prompt_token_ids=ids)
@@ -154,7 +154,12 @@ def _options(
             return generation_pb2.GenerationOptions(chat=json_format.Parse(chat, generation_pb2.ChatMessages()))
         except json_format.ParseError as error:
             raise CommandError(f"--chat: {error}") from None
-    return generation_pb2.GenerationOptions(chat=user_says(sys.stdin.read() if text == "-" else str(text)))
+    assert text is not None
+    return generation_pb2.GenerationOptions(chat=user_says(_or_stdin(text)))
+
+
+def _or_stdin(text: str) -> str:
+    return sys.stdin.read() if text == "-" else text
 
 
 def _ids(name: str, text: str) -> list[int]:

@@ -132,6 +132,7 @@ def test_a_prompt_may_be_token_ids_a_whole_chat_or_stdin(server: str) -> None:
     said = call("generate", "--chat", chat, "--server", server).stdout
     assert said.startswith("chat: system be brief, user hello")
     assert call("generate", "-", "--server", server, stdin="piped").stdout.startswith("chat: user piped")
+    assert call("generate", "--prompt", "-", "--server", server, stdin="piped").stdout.startswith("prompt: piped")
 
 
 def test_json_is_one_object_with_ids_usage_and_speculation(server: str) -> None:
