@@ -15,7 +15,7 @@ RUN --mount=type=cache,target=/root/.cache/pip \
 
 FROM python:${PYTHON_VERSION}-slim
 COPY --from=build /opt/eagle-pangu /opt/eagle-pangu
-ENV PATH=/opt/eagle-pangu/bin:$PATH HOME=/tmp PYTHONUNBUFFERED=1 TOKENIZERS_PARALLELISM=false GOMP_SPINCOUNT=10000 \
+ENV PATH=/opt/eagle-pangu/bin:$PATH HOME=/tmp PYTHONUNBUFFERED=1 TOKENIZERS_PARALLELISM=false GOMP_SPINCOUNT=100000 \
     HF_HUB_OFFLINE=1 EAGLE_PANGU_HOME=/var/lib/eagle-pangu
 USER 10001:10001
 EXPOSE 50051

@@ -28,6 +28,7 @@ from eagle_pangu.speculation.invariance import (
     attention_row_multiple,
     check_softmax,
     install_linears,
+    tail_is_shared,
 )
 from eagle_pangu.speculation.layouts import Layout
 from eagle_pangu.speculation.layouts.ragged import RaggedLayout
@@ -144,7 +145,10 @@ class Engine:
         else:
             try:
                 check_softmax(self._kv_heads * self._group, device)
-                self._row_multiple = attention_row_multiple(self._kv_heads, self._head_dim, device)
+                multiple = attention_row_multiple(self._kv_heads, self._head_dim, device)
+                heads = self._kv_heads, self._group, self._head_dim
+                shares_tail = tail_is_shared(*heads, multiple, max_rows + 1, device)
+                self._bitwise_kernel = bitwise_kernel(multiple, shares_tail=shares_tail)
                 install_linears(self._model, device, bitwise=True, **rows)
                 self._adopt("bitwise", "")
             except NoInvarianceError as error:
@@ -162,7 +166,7 @@ class Engine:
         self.attention: Attention | None
         if policy == "bitwise":
             self.attention = None
-            name, reason, self._kernel = "blocked", "", bitwise_kernel(self._row_multiple)
+            name, reason, self._kernel = "blocked", "", self._bitwise_kernel
         else:
             columns = self.slot_columns(self.slot_capacity) + self.spare_columns
             heads = HeadShape(self._kv_heads * self._group, self._kv_heads, self._head_dim, dtype, columns)
@@ -245,8 +249,7 @@ class Engine:
         with torch.inference_mode(), checks, self._taps.recording(want_features) as taps:
             if self.numerics.policy == "bitwise":
                 for segment, plan in zip(segments, plans, strict=True):
-                    if plan.is_chain:
-                        segment.slot.clear_values(plan.columns, plan.full_columns + plan.tail_columns)
+                    segment.slot.clear_values(plan.columns, whole_blocks(plan.columns))
             layout = arrange(segments, plans)
             wanted = map(_logits_rows, layout.first_rows, segments)
             logits = self._logits(layout, list(wanted))

@@ -2,27 +2,34 @@
 
 Measured for the loaded model, at its shapes and thread count: each linear layer's invariance class of row counts, the
 row multiple at which the small products of the attention agree, and that hidden columns behind a row move no bit of its
-softmax. Where one of them fails, `bitwise` cannot be kept, and the caller is told why.
+softmax. Where one of them fails, `bitwise` cannot be kept, and the caller is told why. Whether rows of a tree can share
+their last products only decides how fast it is.
 """
 
 from __future__ import annotations
 
 from itertools import product
 
+import numpy as np
 import torch
 from torch import nn
 from transformers import PreTrainedModel
 
+from eagle_pangu.speculation.attention.blocked import blocked_attention
 from eagle_pangu.speculation.devices import Device
 from eagle_pangu.speculation.linear import InvariantLinear, KernelLinear, probe_row_counts, replace_linears
-from eagle_pangu.speculation.plan import BLOCK
+from eagle_pangu.speculation.plan import BLOCK, ForwardPlan
 from eagle_pangu.speculation.projections import share_products
+from eagle_pangu.speculation.tree import TokenTree
 
 ROW_MULTIPLES = (4, 8, 16)
 """Candidates for the attention's products; one to three rows go through a matrix-vector kernel on common libraries."""
 
 _BLOCK_COUNTS = (1, 2, 3, 4, 5, 7, 8, 9, 15, 16, 17, 31, 32, 33, 64)
 """Lengths that the probe of the softmax tries, in blocks: powers of two, where kernels change, and their neighbours."""
+
+_TAIL_LENGTHS = (5, 44, 60, BLOCK + 63, 3 * BLOCK + 1)
+"""Committed tokens before the trees of the probe of the shared tail: paths within a block and over a border."""
 
 
 class NoInvarianceError(Exception):
@@ -125,3 +132,27 @@ def check_softmax(rows: int, device: Device) -> None:
         masked[:, columns:] = float("-inf")
         if not torch.equal(masked.softmax(dim=-1)[0, :columns], masked[0, : seen * BLOCK].softmax(dim=-1)[:columns]):
             raise NoInvarianceError(f"softmax over {columns} columns: bits depend on the {blocks * BLOCK} around them")
+
+
+def tail_is_shared(kv_heads: int, group: int, head_dim: int, row_multiple: int, most_rows: int, device: Device) -> bool:
+    """Whether rows of a tree keep their bits in products over the columns of all of them; see `blocked_attention`.
+
+    Where a library sums a product's columns one after the other, those of no weight move no bit. Tried on random trees
+    of 2, 3, 5, 9, ... rows, at most `most_rows`, whose branches interleave.
+    """
+    random = np.random.default_rng(0)
+    generator = torch.Generator().manual_seed(0)
+    capacity = max(_TAIL_LENGTHS) - max(_TAIL_LENGTHS) % -BLOCK + BLOCK * (most_rows // BLOCK + 1)
+    key, value = torch.randn(2, kv_heads, capacity, head_dim, generator=generator).to(device.torch_device)
+    sizes = [1 + 2**power for power in range(most_rows.bit_length()) if 1 + 2**power <= most_rows]
+    for length, rows in product(_TAIL_LENGTHS, sizes):
+        parents = [0, *(int(random.integers(max(0, row - 4), row)) for row in range(1, rows))]
+        plan = ForwardPlan(TokenTree(np.arange(rows), np.array(parents)), length, 0, group, device.torch_device)
+        query = torch.randn(kv_heads, rows, group, head_dim, generator=generator).to(device.torch_device)
+        shared, own = (
+            blocked_attention(query, key, value, plan, head_dim**-0.5, row_multiple, shares_tail=shares)
+            for shares in (True, False)
+        )
+        if not torch.equal(shared, own):
+            return False
+    return True

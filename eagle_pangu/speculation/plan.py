@@ -125,6 +125,34 @@ class ForwardPlan:
         tail = self.full_columns + np.arange(self.tail_columns)
         return self._tensor((tail[None, :] > self.positions[:, None]).repeat(self.group, axis=0))
 
+    @property
+    def tail_cache_columns(self) -> int:
+        """Columns after `full_columns` in cache order, filled up to whole blocks."""
+        return whole_blocks(self.columns) - self.full_columns
+
+    @cached_property
+    def tail_places(self) -> torch.Tensor:
+        """[tail_cache_columns] int64: the place in path order of each column in cache order, both counted from
+        `full_columns`; 0 for columns without a row."""
+        return self._tensor(self._tail_places)
+
+    @cached_property
+    def _tail_places(self) -> NDArray[np.int64]:
+        rest = self.committed - self.full_columns
+        places = np.zeros(self.tail_cache_columns, dtype=np.int64)
+        places[: rest + self.tree.rows] = np.concatenate([np.arange(rest), rest + self.tree.depth])
+        return places
+
+    @cached_property
+    def tail_foreign(self) -> torch.Tensor:
+        """[tail_columns / BLOCK, rows * group, tail_cache_columns] bool: True where a column in cache order is none of
+        that block of a row's path."""
+        keep = np.zeros((self.rows, self.tail_cache_columns), dtype=np.bool_)
+        keep[:, : self.columns - self.full_columns] = self.keep_host[:, self.full_columns :]
+        blocks = np.arange(self.tail_columns // BLOCK)
+        own = keep & (self._tail_places // BLOCK == blocks[:, None])[:, None]
+        return self._tensor(~own.repeat(self.group, axis=1))
+
     def _filled_up(self, table: NDArray[_Value]) -> NDArray[_Value]:
         """Of a table with an entry a row of the tree: those of the rows computed, the root's for padding."""
         own = table[self.first_row :]

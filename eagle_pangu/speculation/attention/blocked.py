@@ -7,7 +7,8 @@ exact zeros at the end of every sum.
 
 Row counts of the products are rounded up to `row_multiple`: a matrix library sums in another order for other counts
 (one to three rows, say). The engine's probe measures which counts agree on this machine, and that hidden columns
-at the end of a softmax move no bit.
+at the end of a softmax move no bit. Where it finds besides that columns of no weight *between* others move no bit of a
+product, rows need no keys of their own: one product over the columns in cache order serves all of them.
 """
 
 from __future__ import annotations
@@ -26,15 +27,18 @@ def blocked_attention(
     plan: ForwardPlan,
     scale: float,
     row_multiple: int,
+    *,
+    shares_tail: bool,
 ) -> torch.Tensor:
     """Attention of the plan's rows over one slot, in float32 throughout.
 
     Args:
         query: [kv_heads, rows, group, head_dim] float32; `group` query heads share a KV head.
         key, value: [kv_heads, capacity, head_dim] float32, capacity a multiple of `BLOCK`. V of unused columns of the
-            last block in use must be finite when the plan is a chain.
+            last block in use must be finite.
         scale: factor of the scores.
         row_multiple: row counts of matrix products are rounded up to a multiple of this.
+        shares_tail: columns of no weight move no bit of a product here.
 
     Returns:
         [kv_heads, rows, group, head_dim] float32.
@@ -58,9 +62,13 @@ def blocked_attention(
         _shared_products(weights, value, products)
     else:
         _shared_products(weights[:, :, :full], value, products[:, : full // BLOCK])
-        tail_values = select(value[:, full:columns], 1, plan.tail_index.reshape(-1))
-        own = _own_products(weights[:, :stacked, full:].view(kv_heads, rows, group, tail), tail_values, row_multiple)
-        products[:, full // BLOCK :, :stacked] = own
+        tail_value, tail_products = value[:, full:columns], products[:, full // BLOCK :]
+        if shares_tail:
+            _shared_tail(weights[:, :, full:], tail_value, plan, tail_products)
+        else:
+            tail_values = select(tail_value, 1, plan.tail_index.reshape(-1))
+            own = weights[:, :stacked, full:].view(kv_heads, rows, group, tail)
+            tail_products[:, :, :stacked] = _own_products(own, tail_values, row_multiple)
     return _sum_blocks(products)[:, :stacked].view(kv_heads, rows, group, head_dim)
 
 
@@ -79,6 +87,23 @@ def _shared_products(weights: torch.Tensor, value: torch.Tensor, products: torch
     # Views, not copies: one call over all heads would need V in another order.
     for head_weights, head_value, out in zip(by_block.unbind(), by_value.unbind(), products.unbind(), strict=True):
         torch.bmm(head_weights, head_value, out=out)
+
+
+def _shared_tail(weights: torch.Tensor, value: torch.Tensor, plan: ForwardPlan, products: torch.Tensor) -> None:
+    """The blocks after the shared ones, each over all columns in cache order, of which most have no weight.
+
+    A row comes after its ancestors in cache order too, so what has weight is summed in path order.
+
+    Args:
+        weights: [kv_heads, rows, tail], in path order.
+        value: [kv_heads, cache columns, head_dim].
+        products: [kv_heads, blocks, rows, head_dim], written.
+    """
+    blocks, stacked, columns = plan.tail_foreign.shape
+    kv_heads, rows, _ = weights.shape
+    by_block = select(weights, 2, plan.tail_places)[:, None].expand(kv_heads, blocks, rows, columns).contiguous()
+    by_block[:, :, :stacked].masked_fill_(plan.tail_foreign, 0)
+    torch.bmm(by_block.view(kv_heads, blocks * rows, columns), value, out=products.view(kv_heads, blocks * rows, -1))
 
 
 def _own_products(weights: torch.Tensor, value: torch.Tensor, row_multiple: int) -> torch.Tensor:

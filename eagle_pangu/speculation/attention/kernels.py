@@ -15,13 +15,18 @@ MaskedAttention = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tens
 [rows, columns] bool, True where a row may attend, or one of them for each head, [1, kv_heads, rows, columns]."""
 
 
-def bitwise_kernel(row_multiple: int) -> AttentionKernel:
-    """`bitwise` numerics, both modes: float32 blocks in path order, whatever the model's dtype."""
+def bitwise_kernel(row_multiple: int, *, shares_tail: bool) -> AttentionKernel:
+    """`bitwise` numerics, both modes: float32 blocks in path order, whatever the model's dtype.
+
+    Args:
+        row_multiple, shares_tail: as probed; see `blocked_attention`.
+    """
 
     def run(
         query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, plan: ForwardPlan, scale: float
     ) -> torch.Tensor:
-        return blocked_attention(query.float(), key, value, plan, scale, row_multiple).to(query.dtype)
+        attended = blocked_attention(query.float(), key, value, plan, scale, row_multiple, shares_tail=shares_tail)
+        return attended.to(query.dtype)
 
     return run
 
