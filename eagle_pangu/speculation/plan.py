@@ -89,6 +89,22 @@ class ForwardPlan:
         """`keep_host` on the device, [rows * group, columns] bool."""
         return self._tensor(self.keep_host.repeat(self.group, axis=0))
 
+    @property
+    def sees_all(self) -> bool:
+        """The only row of the pass is the last one of a chain: no column is hidden from it."""
+        return self.rows == 1 and self.is_chain
+
+    def added(self, dtype: torch.dtype) -> torch.Tensor:
+        """`keep` as what is added to scores, 0 or -inf; made once for all layers."""
+        if dtype not in self._added:
+            hidden = torch.zeros(self.keep.shape, dtype=dtype, device=self.device)
+            self._added[dtype] = hidden.masked_fill_(~self.keep, float("-inf"))
+        return self._added[dtype]
+
+    @cached_property
+    def _added(self) -> dict[torch.dtype, torch.Tensor]:
+        return {}
+
     # What follows serves the bitwise attention alone.
 
     @property

@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from eagle_pangu.speculation.attention.eager import eager_attention
 from eagle_pangu.speculation.attention.kernels import over_slot
 from eagle_pangu.speculation.devices.base import Attention, AttentionError
+from eagle_pangu.speculation.plan import ForwardPlan
 
 
 def sdpa(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, keep: torch.Tensor, scale: float) -> torch.Tensor:
@@ -16,10 +17,22 @@ def sdpa(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, keep: torc
     return attended[0]
 
 
+def sdpa_over_slot(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, plan: ForwardPlan, scale: float
+) -> torch.Tensor:
+    """See `AttentionKernel`. torch would turn a bool mask into one to add in every layer anew."""
+    stacked = query.flatten(1, 2)[None]
+    columns = slice(plan.columns)
+    mask = None if plan.sees_all else plan.added(query.dtype)
+    own_key, own_value = key[None, :, columns], value[None, :, columns]
+    attended = F.scaled_dot_product_attention(stacked, own_key, own_value, attn_mask=mask, scale=scale)
+    return attended.view(query.shape)
+
+
 def sdpa_or_eager(name: str, device: str) -> Attention:
     """See `Device.attention`: both serve any heads."""
-    choices = {"sdpa": sdpa, "eager": eager_attention}
-    chosen = "sdpa" if name == "auto" else name
-    if chosen not in choices:
-        raise AttentionError(f"attention {name} is not one of device {device}; expected auto, {', '.join(choices)}")
-    return Attention(chosen, "", over_slot(choices[chosen]), choices[chosen])
+    if name in ("auto", "sdpa"):
+        return Attention("sdpa", "", sdpa_over_slot, sdpa)
+    if name == "eager":
+        return Attention(name, "", over_slot(eager_attention), eager_attention)
+    raise AttentionError(f"attention {name} is not one of device {device}; expected auto, sdpa, eager")
