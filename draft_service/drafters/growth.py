@@ -76,6 +76,13 @@ class TreeGrowth:
         assert self.candidates.scores is not None
         self.frontier = np.intersect1d(widest, best_nodes(self.candidates.scores, self._rows))
 
+    @property
+    def reach(self) -> float:
+        """Probability that the sequence goes on through a node of the frontier, as its scores have it: the most tokens
+        that a further level can bring."""
+        assert self.candidates.scores is not None
+        return float(np.exp(self.candidates.scores[self.frontier]).sum())
+
     def tree(self) -> TokenTree:
         """The best `rows` candidates of all levels, under the root."""
         return best_subtree(self.candidates, self._rows)

@@ -88,10 +88,10 @@ class HybridSession:
 
     def propose(self, budget: Budget) -> Generator[HeadRequest, HeadResult, TokenTree]:
         """The best rows of the blend."""
-        candidates = yield from self._head.candidates(budget)
         matches = self._index.matches(self._matches)
+        trust = sum(SUFFIX_TRUST**match.length for match in matches)
+        candidates = yield from self._head.candidates(budget, HEAD_TRUST / (HEAD_TRUST + trust))
         if matches:
-            trust = sum(SUFFIX_TRUST**match.length for match in matches)
             candidates = blend(candidates, merge(self._index.tokens, matches, budget.depth), trust)
         return best_subtree(candidates, budget.rows)
 

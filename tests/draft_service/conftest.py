@@ -23,6 +23,14 @@ def scripted(monkeypatch: pytest.MonkeyPatch) -> ScriptedDrafter:
     return drafter
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _every_level() -> Iterator[None]:
+    """Heads of random weights expect little of any level; these tests are of what levels do."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("draft_service.drafters.eagle3.LEAST_GAIN", 0.0)
+        yield
+
+
 @pytest.fixture(scope="module")
 def one_thread() -> Iterator[None]:
     """Such small models only lose by more."""

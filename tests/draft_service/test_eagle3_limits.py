@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from draft_service.drafters.base import Budget
+from draft_service.drafters.base import Budget, run_alone
 from eagle_pangu.speculation.eagle3.head import Eagle3Head
 from tests.draft_service.heads import (
     BUDGET,
@@ -33,6 +33,18 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 def test_an_empty_budget_gives_the_root_alone_and_costs_no_pass(engine: RecordingEngine, budget: Budget) -> None:
     assert open_session(engine, PROMPT).propose(budget).token_ids.tolist() == [PROMPT[-1]]
     assert engine.passes == []
+
+
+@pytest.mark.parametrize(("least", "share", "deep"), [(1e-9, 1.0, True), (1.1, 1.0, False), (1e-9, 1e-12, False)])
+def test_a_level_that_can_bring_little_is_not_run(
+    engine: RecordingEngine, monkeypatch: pytest.MonkeyPatch, least: float, share: float, deep: bool
+) -> None:
+    """A frontier's scores say how far the sequence goes through it, never more than once; the head's weight counts."""
+    monkeypatch.setattr("draft_service.drafters.eagle3.LEAST_GAIN", least)
+    session = open_session(engine, PROMPT)
+    candidates = run_alone(session.drafter, session.candidates(BUDGET, share))
+    assert (candidates.depth.max() > 1) == deep
+    assert (len(engine.passes) > 2) == deep
 
 
 @pytest.fixture(scope="module")
