@@ -40,17 +40,23 @@ NO_CHILDREN = Children(np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int64),
 def top_children(logits: torch.Tensor, width: int) -> Children:
     """The `width` most probable tokens of each row, ties by id; fewer where fewer have a finite log-probability.
 
-    `topk` leaves the order of ties open, so it only finds the threshold.
+    `topk` leaves open which of equal values it takes, and in what order: of those equal to the last one all compete.
 
     Args:
         logits: [rows, vocab_size] of any float dtype; log-probabilities are float32.
     """
-    log_probs = torch.log_softmax(logits.float(), dim=-1)
-    threshold = log_probs.topk(min(width, log_probs.shape[1])).values[:, -1:]
-    mask = (log_probs >= threshold) & log_probs.isfinite()
-    rows, token_ids = marked(mask)
-    values = log_probs.masked_select(mask).cpu().numpy()
-    order = np.lexsort((token_ids, -values, rows))
-    rank = np.arange(len(order)) - np.searchsorted(rows, rows)
-    order = order[rank < width]
-    return Children(rows[order], token_ids[order], values[order])
+    logits = logits.float()
+    width = min(width, logits.shape[1])
+    best = logits.topk(width)
+    last = best.values[:, -1:]
+    last_rows, last_ids = marked(logits == last)
+    values, ids = best.values.cpu().numpy(), best.indices.cpu().numpy()
+    above_rows, above_places = np.nonzero(values > values[:, -1:])
+    rows = np.concatenate([above_rows, last_rows])
+    token_ids = np.concatenate([ids[above_rows, above_places], last_ids])
+    scores = np.concatenate([values[above_rows, above_places], values[last_rows, -1]])
+    log_probs = scores - logits.logsumexp(dim=-1).cpu().numpy()[rows]
+    order = np.lexsort((token_ids, -scores, rows))
+    rank = np.arange(len(order)) - np.searchsorted(rows[order], rows[order])
+    order = order[(rank < width) & np.isfinite(log_probs[order])]
+    return Children(rows[order], token_ids[order], log_probs[order])
