@@ -243,8 +243,14 @@ class OrchestratorSettings(ServerSettings):
     drafter: str = Field(
         default="", description="Drafter of requests that name none; empty: the draft service's default."
     )
-    rows: int = Field(default=8, ge=0, le=1024, description="Default tree budget: drafted rows.")
-    depth: int = Field(default=6, ge=0, le=1024, description="Default tree budget: depth.")
+    rows: int = Field(
+        default=15,
+        ge=0,
+        le=1024,
+        description="Default tree budget: drafted rows. With the root they are 16, for which many devices take about "
+        "the time of one.",
+    )
+    depth: int = Field(default=8, ge=0, le=1024, description="Default tree budget: depth.")
     default_max_tokens: int = Field(default=256, ge=1, description="max_tokens of requests that name none.")
     max_tokens_limit: int = Field(default=4096, ge=1, description="Largest max_tokens a request may name.")
     n_limit: int = Field(

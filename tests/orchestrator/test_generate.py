@@ -176,7 +176,7 @@ async def test_model_info_names_drafters_budgets_and_limits(usual: Stack) -> Non
     info = await usual.stub.GetModelInfo(generation_pb2.GetModelInfoRequest())
     assert list(info.drafters) == ["scripted", "other", "none"]
     assert info.default_drafter == "scripted"
-    assert (info.default_budget.rows, info.max_budget.rows, info.max_budget.depth) == (8, 64, 32)
+    assert (info.default_budget.rows, info.max_budget.rows, info.max_budget.depth) == (15, 64, 32)
     assert info.teacher.vocab_size == 258
     assert info.numerics.dtype == "float32"
     assert (info.default_max_tokens, info.max_tokens_limit, info.n_limit) == (256, 4096, 8)
