@@ -7,8 +7,9 @@ within t seconds,
     time of overhead a session = fixed / w            for a pass now
                                = (t + fixed) / (w + k)  for a pass then
 
-so it pays to wait while t < fixed * k / w; and never longer than `fixed` in all, since by then the pass would be over.
-A session alone waits for nobody. Times are in seconds of `time.monotonic`; the clock itself is not read here.
+so once it pays to wait while t < fixed * k / w. But sessions that leave a pass together come back together: what is
+saved is saved again in the rounds that follow, so a wait may cost `ROUNDS_SAVED` times as much, and the same in all. A
+session alone waits for nobody. Times are in seconds of `time.monotonic`; the clock itself is not read here.
 """
 
 from __future__ import annotations
@@ -21,6 +22,8 @@ SPREAD_RATE = 1 / 4
 """Weight of its newest distance from the average."""
 SPREADS = 1.0
 """A session is expected within its average gap and so many average distances from it."""
+ROUNDS_SAVED = 4
+"""Rounds that sessions once brought together are taken to stay so, until one ends, or its draft is late."""
 ABSENT_SECONDS = 5.0
 """A session that is away for longer counts no more as one that shares the model."""
 
@@ -85,10 +88,11 @@ class Gathering:
         """
         if self._began is None:
             self._began = now
-        return self._worth(waiting, fixed, now, until=self._began + fixed)
+        saved = ROUNDS_SAVED * fixed
+        return self._worth(waiting, saved, now, until=self._began + saved)
 
-    def _worth(self, waiting: int, fixed: float, now: float, until: float) -> float:
-        if len(self._rhythms) <= 1 or fixed <= 0:
+    def _worth(self, waiting: int, saved: float, now: float, until: float) -> float:
+        if len(self._rhythms) <= 1 or saved <= 0:
             return 0.0
         expected = sorted(
             each.left + each.gap + SPREADS * each.spread
@@ -96,5 +100,5 @@ class Gathering:
             if each.left is not None and each.gap is not None
         )
         coming = [when - now for when in expected if now < when < until]
-        worth = [seconds for place, seconds in enumerate(coming, 1) if seconds < fixed * place / waiting]
+        worth = [seconds for place, seconds in enumerate(coming, 1) if seconds < saved * place / waiting]
         return worth[-1] if worth else 0.0
