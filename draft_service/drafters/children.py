@@ -7,13 +7,9 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from numpy.typing import NDArray
 
-from eagle_pangu.speculation.indexing import index_tensor, marked, select
-
-BLOCK = 64
-"""Ids whose largest logit is looked at first, in `top_children`."""
+from eagle_pangu.speculation.indexing import marked
 
 
 class Children(NamedTuple):
@@ -44,29 +40,23 @@ NO_CHILDREN = Children(np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int64),
 def top_children(logits: torch.Tensor, width: int) -> Children:
     """The `width` most probable tokens of each row, ties by id; fewer where fewer have a finite log-probability.
 
-    The best of all tokens lie in the few blocks of ids that have the best maxima: one reading of the row finds these,
-    and a sort sees little else.
+    `topk` leaves open which of equal values it takes, and in what order: of those equal to the last one all compete.
 
     Args:
         logits: [rows, vocab_size] of any float dtype; log-probabilities are float32.
     """
-    logits, vocab_size = logits.float(), logits.shape[1]
-    if missing := BLOCK * max(width, -(-vocab_size // BLOCK)) - vocab_size:
-        logits = F.pad(logits, (0, missing), value=-torch.inf)
-    blocks = logits.unflatten(1, (-1, BLOCK))
-    maxima = blocks.amax(dim=2)
-    peaks = maxima.amax(dim=1, keepdim=True)
-    # As `logsumexp`, which takes half as long again.
-    log_sums = (logits - peaks).exp_().sum(dim=1, keepdim=True).log_().add_(peaks)
-    # Nothing below the least of the `width` best maxima is among the `width` best; of what equals it all compete.
-    least = maxima.topk(width).values[:, -1:]
-    of_row, of_block = marked(maxima >= least)
-    index = index_tensor(of_row * maxima.shape[1] + of_block, maxima.numel(), logits.device, field="blocks")
-    values = select(blocks.flatten(0, 1), 0, index).cpu().numpy()
-    found, places = np.nonzero(values >= least.cpu().numpy()[of_row])
-    rows, token_ids, scores = of_row[found], of_block[found] * BLOCK + places, values[found, places]
-    log_probs = scores - log_sums.cpu().numpy()[rows, 0]
-    order = np.lexsort((-scores, rows))  # stable: ids ascend already
-    rank = np.arange(len(rows)) - np.searchsorted(rows, rows)
+    logits = logits.float()
+    width = min(width, logits.shape[1])
+    best = logits.topk(width)
+    last = best.values[:, -1:]
+    last_rows, last_ids = marked(logits == last)
+    values, ids = best.values.cpu().numpy(), best.indices.cpu().numpy()
+    above_rows, above_places = np.nonzero(values > values[:, -1:])
+    rows = np.concatenate([above_rows, last_rows])
+    token_ids = np.concatenate([ids[above_rows, above_places], last_ids])
+    scores = np.concatenate([values[above_rows, above_places], values[last_rows, -1]])
+    log_probs = scores - logits.logsumexp(dim=-1).cpu().numpy()[rows]
+    order = np.lexsort((token_ids, -scores, rows))
+    rank = np.arange(len(order)) - np.searchsorted(rows[order], rows[order])
     order = order[(rank < width) & np.isfinite(log_probs[order])]
     return Children(rows[order], token_ids[order], log_probs[order])

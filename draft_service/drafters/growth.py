@@ -24,7 +24,8 @@ def best_nodes(scores: NDArray[np.float32], rows: int) -> NDArray[np.int64]:
         scores: [nodes] cumulative, node 0 the root; none higher than its parent's.
         rows: most nodes to choose beside the root.
     """
-    return np.concatenate([np.zeros(1, dtype=np.int64), np.sort(_by_score(scores)[:rows])])
+    chosen = np.argsort(-scores[1:], kind="stable")[:rows] + 1
+    return np.concatenate([np.zeros(1, dtype=np.int64), np.sort(chosen)])
 
 
 def best_subtree(candidates: TokenTree, rows: int) -> TokenTree:
@@ -34,11 +35,6 @@ def best_subtree(candidates: TokenTree, rows: int) -> TokenTree:
     parents = np.searchsorted(chosen, candidates.parents[chosen])
     assert (chosen[parents] == candidates.parents[chosen]).all(), "a chosen node's parent was not chosen"
     return TokenTree(candidates.token_ids[chosen], parents.astype(np.int64), candidates.scores[chosen])
-
-
-def _by_score(scores: NDArray[np.float32]) -> NDArray[np.int64]:
-    """All nodes but the root, best first, ties by number."""
-    return 1 + np.argsort(-scores[1:], kind="stable")
 
 
 class TreeGrowth:
@@ -76,9 +72,9 @@ class TreeGrowth:
             np.concatenate([old.parents, parents]),
             np.concatenate([old.scores, scores]),
         )
+        widest = old.rows + np.argsort(-scores, kind="stable")[: self._width]
         assert self.candidates.scores is not None
-        best = _by_score(self.candidates.scores)[: self._rows]
-        self.frontier = np.sort(best[best >= old.rows][: self._width])
+        self.frontier = np.intersect1d(widest, best_nodes(self.candidates.scores, self._rows))
 
     @property
     def reach(self) -> float:

@@ -16,7 +16,6 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 
 from draft_service.drafters.children import NO_CHILDREN, Children, top_children
-from draft_service.drafters.head_network import HeadNetwork
 from eagle_pangu.speculation.attention.kernels import over_slot
 from eagle_pangu.speculation.buckets import Buckets, SeenShapes
 from eagle_pangu.speculation.cache import SPARE_COLUMNS, CacheShape, Slot, SlotLayer
@@ -25,7 +24,10 @@ from eagle_pangu.speculation.devices.base import HeadShape
 from eagle_pangu.speculation.eagle3.head import Eagle3Head
 from eagle_pangu.speculation.index_guard import IndexGuard
 from eagle_pangu.speculation.layouts.ragged import RaggedLayout
+from eagle_pangu.speculation.linear import KernelLinear, replace_linears
+from eagle_pangu.speculation.norms import fuse_norms
 from eagle_pangu.speculation.plan import ForwardPlan, whole_blocks
+from eagle_pangu.speculation.projections import share_products
 from eagle_pangu.speculation.segment import Segment, known_tokens
 from eagle_pangu.speculation.tree import TokenTree
 
@@ -90,14 +92,14 @@ class HeadEngine:
         attention: str = "auto",
         check_indices: bool = False,
     ) -> None:
-        self.network = HeadNetwork(head.to(device.torch_device).eval(), device)
+        self.head = head.to(device.torch_device).eval()
         self.device = device
         self.context_limit = min(head.config.max_positions, slot_capacity)
         """Longest sequence in tokens."""
         self._target_ids = head.target_ids.cpu().numpy()
         # Ascending, so those past the teacher's last id (padding rows of its embedding) are the last ones.
         self._draft_ids = int(np.searchsorted(self._target_ids, vocab_size))
-        self._dtype = self.network.dtype
+        self._dtype = head.lm_head.weight.dtype
         self._window = window
         self._guarded = check_indices
         self._scale = head.config.head_dim**-0.5
@@ -113,15 +115,24 @@ class HeadEngine:
         self._kernel = over_slot(chosen.masked, self._keep) if window else chosen.over_slot
         self._whole_slots = chosen.whole_slots and not window
         self._cache_layers = [SlotLayer()]
+        # The device's kernels in the place of linear layers and norms; a draft's rounding costs speed at most.
+        fuse_norms(self.head)
+        share_products(self.head)
+        replace_linears(
+            self.head,
+            lambda layer: KernelLinear(
+                device.linear_kernel(layer), layer.in_features, layer.out_features, layer.weight.dtype
+            ),
+        )
 
     @property
     def feature_width(self) -> int:
         """Values of one token's features."""
-        return self.network.config.feature_width
+        return self.head.config.feature_width
 
     def open_slot(self) -> Slot:
         """A fresh slot of one layer, for a sequence of `context_limit` tokens."""
-        config = self.network.config
+        config = self.head.config
         shape = CacheShape(1, config.key_value_heads, config.head_dim, self._dtype, self.device.torch_device)
         return Slot(shape, self.context_limit, static_shapes=self._buckets is not None)
 
@@ -172,7 +183,7 @@ class HeadEngine:
             return layout.attend(0, query, key, value, self._scale).transpose(1, 2)
 
         hidden = layout.filled_up(self._hidden(requests))
-        joint = self.network.step(layout.input_ids[0], hidden, layout.position_ids[0], attend)
+        joint = self.head.step(layout.input_ids, hidden[None], layout.position_ids, attend)[0]
         outputs = [
             joint[first : first + segment.rows] for first, segment in zip(layout.first_rows, segments, strict=True)
         ]
@@ -180,7 +191,7 @@ class HeadEngine:
 
     def children(self, output: torch.Tensor, width: int) -> Children:
         """The best next tokens, as ids of the teacher, of rows [rows, hidden_size] as the head gave them."""
-        logits = self._rounded_up(self.network.logits, output)
+        logits = self._rounded_up(self.head.logits, output)
         children = top_children(logits[:, : self._draft_ids], width)
         return children._replace(token_ids=self._target_ids[children.token_ids])
 
@@ -199,7 +210,7 @@ class HeadEngine:
             if fewest + 2 <= slot.capacity:
                 self._run_star(slot, fewest, width)
             else:  # only several sessions have so many rows that are no chain
-                self._rounded_up(self.network.recycled, outputs[:1].expand(fewest, -1))
+                self._rounded_up(self.head.recycled, outputs[:1].expand(fewest, -1))
         if self.shapes:
             self.shapes.end_warm_up()
 
@@ -222,12 +233,12 @@ class HeadEngine:
         features = [source for source in sources if isinstance(source, np.ndarray)]
         outputs = [source for source in sources if isinstance(source, torch.Tensor)]
         fused = iter(_split(self._fuse(np.concatenate(features)), features) if features else ())
-        recycled = iter(_split(self._rounded_up(self.network.recycled, torch.cat(outputs)), outputs) if outputs else ())
+        recycled = iter(_split(self._rounded_up(self.head.recycled, torch.cat(outputs)), outputs) if outputs else ())
         return [next(fused if isinstance(source, np.ndarray) else recycled) for source in sources]
 
     def _fuse(self, features: NDArray[np.uint16]) -> torch.Tensor:
         values = torch.from_numpy(features.view(np.int16)).view(torch.bfloat16)
-        return self._rounded_up(self.network.fuse, values.to(self.device.torch_device, self._dtype))
+        return self._rounded_up(self.head.fuse, values.to(self.device.torch_device, self._dtype))
 
     def _rounded_up(self, compute: Callable[[torch.Tensor], torch.Tensor], rows: torch.Tensor) -> torch.Tensor:
         """Of [rows, width]; with rows of zeros up to a bucket, where there are any."""

@@ -15,7 +15,12 @@ from typing import Any, Literal
 import torch
 from torch import nn
 from transformers import LlamaConfig
-from transformers.models.llama.modeling_llama import LlamaMLP, LlamaRMSNorm, LlamaRotaryEmbedding
+from transformers.models.llama.modeling_llama import (
+    LlamaMLP,
+    LlamaRMSNorm,
+    LlamaRotaryEmbedding,
+    apply_rotary_pos_emb,
+)
 
 Attend = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 """(query [batch, heads, rows, head_dim], key and value [batch, kv_heads, rows, head_dim], rotated) -> as query."""
@@ -169,20 +174,8 @@ class _HeadLayer(nn.Module):
             projection(inputs).unflatten(-1, (-1, self._head_dim)).transpose(1, 2)
             for projection in (self.q_proj, self.k_proj, self.v_proj)
         )
-        cos, sin = self.rotation(positions, hidden.dtype)
-        query, key = (heads * cos + heads.roll(self._head_dim // 2, -1) * sin for heads in (query, key))
+        query, key = apply_rotary_pos_emb(query, key, *self.rotary(inputs, positions))
         attended = attend(query, key, value).transpose(1, 2).flatten(2)
         residual = residual + self.o_proj(attended)
         output: torch.Tensor = residual + self.mlp(self.post_attention_layernorm(residual))
         return output
-
-    def rotation(self, positions: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
-        """Cosine and sine of each position, [batch, 1, rows, head_dim]; the sine signed for halves that change places.
-
-        In fewer operators than transformers has for it: for the few rows of a draft these cost more than all their
-        arithmetic. No kind of `rope` depends on the length of the sequence.
-        """
-        angles = positions[:, None, :, None].float() * self.rotary.inv_freq
-        scale = self.rotary.attention_scaling
-        cos, sin = (angles.cos() * scale).to(dtype), (angles.sin() * scale).to(dtype)
-        return torch.cat((cos, cos), dim=-1), torch.cat((-sin, sin), dim=-1)

@@ -154,7 +154,7 @@ def test_the_card_says_what_the_run_recorded(finished: Finished) -> None:
         f"{last['step']} optimiser steps of 128 tokens at most, seed 0. Teacher in float32",
         "100.0 % are among the 44 ids",
         f"| {EPOCHS} | {shares} | {last['chain_tokens_per_round']:.2f} | {last['train_loss']:.3f} |",
-        "2 greedy answers, drafted by trees of at most 8 rows and depth 6",
+        "2 greedy answers, drafted by trees of at most 15 rows and depth 8",
     ):
         assert expected in card
     assert "{" not in card
